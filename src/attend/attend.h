@@ -1,0 +1,19 @@
+// attend.h - Q, K, V + BlockMask -> out, lse. Exact softmax over the kept blocks.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "core/problem.h"
+#include "crisp/crisp.h"
+
+namespace crisp {
+
+// Scratch attend_blocks takes from context.workspace; a pure function of shapes and num_threads.
+size_t attend_workspace_bytes(const Attention& attention, int64_t block_size, const Context& context);
+
+// The executor behind the public attend(): arguments are already checked, shapes agree.
+void attend_blocks(const Attention& attention, const BlockMask& mask, const Tensor& out, float* lse,
+                   const Context& context);
+
+}  // namespace crisp
