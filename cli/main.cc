@@ -1,0 +1,56 @@
+// main.cc - the command line `crisp`: parses, dispatches, and turns every error into a message on
+// stderr and an exit code.
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <cstdio>
+#include <exception>
+#include <initializer_list>
+
+#include "commands/commands.h"
+#include "crisp/crisp.h"
+
+namespace {
+
+using crisp::cli::AddCommand;
+
+// The order of the list in --help; one entry per file of commands/.
+constexpr std::initializer_list<AddCommand> kCommands = {};
+
+constexpr const char* kFooter =
+    "Exit codes: 0 ok, 1 the run failed, 2 bad use or bad input (message on stderr).\n"
+    "`crisp COMMAND --help` explains every option of a command.";
+
+int run(int argc, char** argv) {
+  int exit_code = 0;
+  CLI::App app{"CRISP: training-free block-sparse attention for long prompts", "crisp"};
+  app.set_version_flag("--version", std::string("crisp ") + CRISP_VERSION,
+                       "Print the version and exit");
+  app.require_subcommand(1);
+  app.footer(kFooter);
+  for (const auto add : kCommands) add(app, exit_code);
+  try {
+    app.parse(argc, argv);
+    return exit_code;
+  } catch (const CLI::ParseError& error) {
+    // CLI11 prints help and version on stdout, mistakes on stderr.
+    return app.exit(error) == 0 ? 0 : 2;
+  } catch (const crisp::cli::UsageError& error) {
+    spdlog::error("{}", error.what());
+    return 2;
+  } catch (const crisp::Error& error) {
+    spdlog::error("{}", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    spdlog::error("{}", error.what());
+    return 1;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  spdlog::set_default_logger(spdlog::stderr_color_st("crisp"));
+  spdlog::set_pattern("%n: %^%l%$: %v");
+  return run(argc, argv);
+}
