@@ -24,7 +24,8 @@ namespace crisp {
 enum class Device : uint8_t { kCpu, kCuda };
 enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16 };
 
-// Borrowed [num_tokens, num_heads, head_dim]. Strides count elements; head_dim has stride 1.
+// Borrowed [num_tokens, num_heads, head_dim]. Strides count elements and are >= 0 (0 repeats a row of
+// an input); head_dim has stride 1 and is a multiple of 8 in [8, 512].
 template <class Pointer>
 struct BasicTensor {
   Pointer data = nullptr;  // aligned to the element size
@@ -38,7 +39,9 @@ using ConstTensor = BasicTensor<const void*>;
 
 // A run of consecutive queries of one sequence and the keys it attends to. Covers batches, padding
 // (kv_start skips the left pad), varlen (one segment per sequence) and chunked prefill (q_len <
-// kv_len). Blocks are counted from the segment's own first key.
+// kv_len). Blocks are counted from the segment's own first key. Segments come in ascending order of
+// q_start and do not share rows. kv_len == 0 is an empty state (out 0, lse -inf); a causal segment
+// with 0 < kv_len < q_len is refused. Lengths are at most 2^31 - 1.
 struct Segment {
   int64_t q_start = 0, q_len = 0;    // rows of q, out and lse
   int64_t kv_start = 0, kv_len = 0;  // rows of k and v; paged: tokens counted along the page row
@@ -59,7 +62,7 @@ struct PagedKv {
 struct Attention {
   ConstTensor q;              // [num_q_tokens,  num_q_heads,  head_dim]
   ConstTensor k, v;           // [num_kv_tokens, num_kv_heads, head_dim]; q head h reads h / group_size
-  float softmax_scale = 0.f;  // must be set, usually 1 / sqrt(head_dim)
+  float softmax_scale = 0.f;  // must be set, > 0, usually 1 / sqrt(head_dim)
   bool causal = true;
   std::span<const Segment> segments;  // borrowed, host memory; empty: one, all of q against all of k
   PagedKv pages;
@@ -181,6 +184,8 @@ CRISP_API void select_blocks(const Attention& attention, const Policy& policy, c
 
 // Q, K, V, mask -> out, lse. out is [num_q_tokens, num_q_heads, head_dim] in q's dtype; rows outside
 // every segment are not written. lse is natural-log, [num_q_heads, num_q_tokens]; empty: unwanted.
+// What is written (out, lse, mask, report, workspace) must not overlap anything else of the call;
+// views of one packed buffer whose tokens alternate do not overlap.
 CRISP_API void attend(const Attention& attention, const BlockMask& mask, const Tensor& out,
                       std::span<float> lse, const Context& context);
 
@@ -191,8 +196,9 @@ CRISP_API void prefill(const Attention& attention, const Policy& policy, const B
 
 // Merges two attention states over disjoint key sets (a prefix cache and a suffix, two ring steps):
 //   lse = log(exp(lse_a) + exp(lse_b)),  out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b.
-// All tensors have one shape; lse arrays are [num_heads, num_tokens]. `out` and `lse` may be the
-// arrays of a. Merging two empty states (lse -inf) is empty. Needs no workspace.
+// All tensors have one shape, each its own dtype; lse arrays are [num_heads, num_tokens], the written
+// one may be empty: unwanted. `out` and `lse` may be the arrays of a. A state with lse -inf is empty:
+// its out is not read, and merging two of them gives out 0, lse -inf. Needs no workspace.
 CRISP_API void merge_states(const ConstTensor& out_a, std::span<const float> lse_a,
                             const ConstTensor& out_b, std::span<const float> lse_b,
                             const Tensor& out, std::span<float> lse, const Context& context);

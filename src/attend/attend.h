@@ -16,4 +16,7 @@ size_t attend_workspace_bytes(const Attention& attention, int64_t block_size, co
 void attend_blocks(const Attention& attention, const BlockMask& mask, const Tensor& out, float* lse,
                    const Context& context);
 
+// Instruction set the kernels use on this machine, e.g. "AVX2".
+const char* attend_target() noexcept;
+
 }  // namespace crisp
