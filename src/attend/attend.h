@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
 
 #include "core/problem.h"
 #include "crisp/crisp.h"
@@ -10,13 +9,15 @@
 namespace crisp {
 
 // Scratch attend_blocks takes from context.workspace; a pure function of shapes and num_threads.
-size_t attend_workspace_bytes(const Attention& attention, int64_t block_size, const Context& context);
+size_t attend_workspace_bytes(const Attention& attention, int64_t block_size,
+                              const Context& context);
 
-// The executor behind the public attend(): arguments are already checked, shapes agree.
+// The executor behind the public attend(): arguments are already checked, shapes agree. `lse` is
+// [num_q_heads, num_q_tokens] or null.
 void attend_blocks(const Attention& attention, const BlockMask& mask, const Tensor& out, float* lse,
                    const Context& context);
 
-// Instruction set the kernels use on this machine, e.g. "AVX2".
+// Instruction set the CPU kernels run with on this machine, as Highway names it.
 const char* attend_target() noexcept;
 
 }  // namespace crisp

@@ -20,9 +20,9 @@ template <class... Parts>
 
 }  // namespace crisp
 
-#define CRISP_CHECK(condition, ...)                        \
-  do {                                                     \
-    if (!(condition)) ::crisp::throw_error(__VA_ARGS__);   \
+#define CRISP_CHECK(condition, ...)                      \
+  do {                                                   \
+    if (!(condition)) ::crisp::throw_error(__VA_ARGS__); \
   } while (false)
 
 #ifdef CRISP_ENABLE_ASSERT

@@ -11,6 +11,8 @@
 namespace crisp {
 
 inline constexpr int64_t kBlockSize = 128;  // tokens; the granularity of every selector
+inline constexpr int64_t kMaxHeadDim =
+    512;  // elements; what the scratch of one query row is sized for
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

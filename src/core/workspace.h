@@ -26,8 +26,8 @@ class Workspace {
     used_ += (static_cast<size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
     peak_ = std::max(peak_, used_);
     if (counting_) return nullptr;
-    CRISP_CHECK(used_ <= memory_.size(), "workspace holds ", memory_.size(), " bytes, needs at least ",
-                used_);
+    CRISP_CHECK(used_ <= memory_.size(), "workspace holds ", memory_.size(),
+                " bytes, needs at least ", used_);
     return reinterpret_cast<T*>(memory_.data() + begin);
   }
 

@@ -16,9 +16,12 @@ size_t select_workspace_bytes(const Attention&, const FlexPrefill&, const Contex
 size_t select_workspace_bytes(const Attention&, const UserMask&, const Context&);
 
 // Writes every word of the mask. `report` is empty or [num_segments, num_q_heads]. Arguments are
-// already checked: shapes agree and, for Crisp and FlexPrefill, attention is causal in blocks of 128.
-void run_policy(const Attention&, const Dense&, const BlockMask&, const Context&, std::span<HeadReport>);
-void run_policy(const Attention&, const Crisp&, const BlockMask&, const Context&, std::span<HeadReport>);
+// already checked: shapes agree and, for Crisp and FlexPrefill, attention is causal in blocks of
+// 128.
+void run_policy(const Attention&, const Dense&, const BlockMask&, const Context&,
+                std::span<HeadReport>);
+void run_policy(const Attention&, const Crisp&, const BlockMask&, const Context&,
+                std::span<HeadReport>);
 void run_policy(const Attention&, const FlexPrefill&, const BlockMask&, const Context&,
                 std::span<HeadReport>);
 void run_policy(const Attention&, const UserMask&, const BlockMask&, const Context&,
