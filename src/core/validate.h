@@ -15,7 +15,7 @@
 
 namespace crisp {
 
-inline constexpr int64_t kMinHeadDim = 8, kMaxHeadDim = 512;
+inline constexpr int64_t kMinHeadDim = 8;
 inline constexpr int64_t kMaxHeads = 65536;
 inline constexpr int64_t kMaxLength = (int64_t{1} << 31) - 1;  // tokens of one segment
 inline constexpr int64_t kMaxMaskRows = int64_t{1} << 24;      // q_blocks of one call
