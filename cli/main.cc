@@ -9,6 +9,7 @@
 
 #include "commands/commands.h"
 #include "crisp/crisp.h"
+#include "files/error.h"
 
 namespace {
 
@@ -36,6 +37,9 @@ int run(int argc, char** argv) {
     // CLI11 prints help and version on stdout, mistakes on stderr.
     return app.exit(error) == 0 ? 0 : 2;
   } catch (const crisp::cli::UsageError& error) {
+    spdlog::error("{}", error.what());
+    return 2;
+  } catch (const crisp::files::FileError& error) {
     spdlog::error("{}", error.what());
     return 2;
   } catch (const crisp::Error& error) {
