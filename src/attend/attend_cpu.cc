@@ -110,6 +110,9 @@ void softmax_panel(const Panel& panel, int64_t head_dim, int64_t count, int64_t 
   }
   hn::Store(max0, f, panel.max);
   hn::Store(max1, f, panel.max + kLanes);
+  // A lane that has seen nothing but scores of -inf: they weigh exp2(-inf - 0) = 0, not NaN.
+  max0 = hn::IfThenElse(hn::Eq(max0, minus_infinity), hn::Zero(f), max0);
+  max1 = hn::IfThenElse(hn::Eq(max1, minus_infinity), hn::Zero(f), max1);
 
   VF sum0 = hn::Zero(f), sum1 = hn::Zero(f);
   for (int64_t c = 0; c < count; ++c) {
