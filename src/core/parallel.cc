@@ -1,5 +1,6 @@
 #include "core/parallel.h"
 
+#include <tbb/info.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
@@ -18,7 +19,9 @@ void run_workers(int num_workers, void (*body)(int worker, void* user), void* us
   if (num_workers == 1) return body(0, user);
   // An arena of its own: the caller's TBB settings neither leak in nor are changed. Isolation by
   // simple_partitioner keeps one index per task, so that no worker runs two bodies nested.
-  tbb::task_arena arena(num_workers);
+  // No more threads than the machine has for this process: TBB would say so on stderr and ignore
+  // the rest. The bodies that are left run on the same threads, one after the other.
+  tbb::task_arena arena(std::min(num_workers, tbb::info::default_concurrency()));
   arena.execute([&] {
     tbb::parallel_for(
         0, num_workers, [&](int worker) { body(worker, user); }, tbb::simple_partitioner());
