@@ -64,8 +64,8 @@ struct Attention {
   ConstTensor k, v;           // [num_kv_tokens, num_kv_heads, head_dim]; q head h reads h / group_size
   float softmax_scale = 0.f;  // must be set, > 0, usually 1 / sqrt(head_dim)
   bool causal = true;
-  std::span<const Segment> segments;  // borrowed, host memory; empty: one, all of q against all of k
-  PagedKv pages;
+  std::span<const Segment> segments = {};  // borrowed, host memory; empty: all of q against all of k
+  PagedKv pages = {};
 };
 
 // One bit per (head, q_block, kv_block): bit kv_block % 32 of word kv_block / 32 of the row. Row r of
@@ -140,9 +140,9 @@ struct HeadReport {
 enum class Stage : uint8_t { kProxy, kRoute, kSelect, kMask, kAttend };
 struct Context {
   Device device = Device::kCpu;
-  CUstream_st* stream = nullptr;   // CUDA: work is enqueued here, in order
-  int num_threads = 0;             // CPU: 0 means all cores
-  std::span<std::byte> workspace;  // at least workspace_bytes(), 256-byte aligned
+  CUstream_st* stream = nullptr;        // CUDA: work is enqueued here, in order
+  int num_threads = 0;                  // CPU: 0 means all cores
+  std::span<std::byte> workspace = {};  // at least workspace_bytes(), 256-byte aligned
   // If set, called on the calling thread after each part of a stage has run (CPU) or been enqueued
   // (CUDA); a stage may report several times.
   void (*on_stage)(Stage stage, void* user) = nullptr;
