@@ -69,6 +69,8 @@ AttendResult attend_rows(const Head& head, const BlockSet& blocks, const std::ve
       result.lse.push_back(-INFINITY);
       continue;
     }
+    // Scores of -inf alone sum to 0: lse -inf, and weights 0 / 0.
+    if (largest == -INFINITY) largest = 0;
     double sum = 0;
     for (double s : logits) sum += std::exp(s - largest);
     result.lse.push_back(largest + std::log(sum));
