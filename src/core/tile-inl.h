@@ -39,7 +39,8 @@ inline constexpr int kTileRows = HWY_TARGET == HWY_AVX2 ? 6 : 12;
 
 // ---- exp2
 
-// 2^x for x <= ~0, relative error < 2e-7, 2^0 = 1. Below -126 exactly 0 (so -inf gives 0); NaN gives NaN.
+// 2^x for x <= ~0, relative error < 2e-7, 2^0 = 1. Below -126 exactly 0 (so -inf gives 0); NaN
+// gives NaN.
 HWY_INLINE VF Exp2(VF x) {
   const F32 f;
   const I32 i;
@@ -118,14 +119,14 @@ HWY_INLINE void Multiply(int64_t rows, const float* a, int64_t a_row, int64_t a_
 }
 
 // scores[key][lane] = sum_d k[key][d] * q_panel[d][lane], for num_keys keys at k + key * k_stride.
-HWY_NOINLINE void ScorePanel(const float* k, int64_t k_stride, int64_t num_keys,
-                             const float* q_panel, int64_t head_dim, float* scores) {
+HWY_NOINLINE inline void ScorePanel(const float* k, int64_t k_stride, int64_t num_keys,
+                                    const float* q_panel, int64_t head_dim, float* scores) {
   Multiply<false>(num_keys, k, k_stride, 1, q_panel, head_dim, scores);
 }
 
 // o_panel[d][lane] += sum_key v[key][d] * p[key][lane].
-HWY_NOINLINE void AddValuesPanel(const float* v, int64_t v_stride, int64_t num_keys, const float* p,
-                                 int64_t head_dim, float* o_panel) {
+HWY_NOINLINE inline void AddValuesPanel(const float* v, int64_t v_stride, int64_t num_keys,
+                                        const float* p, int64_t head_dim, float* o_panel) {
   Multiply<true>(head_dim, v, 1, v_stride, p, num_keys, o_panel);
 }
 
@@ -156,7 +157,8 @@ HWY_INLINE void WidenRow(const std::byte* HWY_RESTRICT source, DType dtype, int6
 }
 
 // Rows [first, first + count) of `rows` -> destination[count][head_dim].
-HWY_NOINLINE void LoadRows(const HeadRows& rows, int64_t first, int64_t count, float* destination) {
+HWY_NOINLINE inline void LoadRows(const HeadRows& rows, int64_t first, int64_t count,
+                                  float* destination) {
   for (int64_t t = 0; t < count; ++t) {
     WidenRow(row_address(rows, first + t), rows.dtype, rows.head_dim,
              destination + t * rows.head_dim);
