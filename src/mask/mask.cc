@@ -1,0 +1,40 @@
+#include "mask/mask.h"
+
+#include <algorithm>
+
+namespace crisp {
+namespace {
+
+// Small masks are written before a second thread would have started.
+int threads_for(const HeadBatch& batch, const BlockMask& mask, const Run& run) {
+  constexpr int64_t kWordsPerThread = int64_t{1} << 15;
+  const int64_t words = batch.num_heads * batch.segment.num_q_blocks * mask.words_per_row();
+  return static_cast<int>(std::clamp<int64_t>(words / kWordsPerThread, 1, run.num_threads()));
+}
+
+}  // namespace
+
+void fill_mask(const HeadBatch& batch, const ProxyMap& map, const Routes& routes, const Kept& kept,
+               const BlockMask& mask, HeadReport* report, const Run& run) {
+  run.require_cpu();
+  if (run.is_counting()) return;
+  fill_mask_cpu({batch, mask, report, threads_for(batch, mask, run)}, map, routes, kept);
+  run.finished(Stage::kMask);
+}
+
+void fill_dense(const HeadBatch& batch, const BlockMask& mask, HeadReport* report, const Run& run) {
+  run.require_cpu();
+  if (run.is_counting()) return;
+  fill_dense_cpu({batch, mask, report, threads_for(batch, mask, run)});
+  run.finished(Stage::kMask);
+}
+
+void copy_mask(const HeadBatch& batch, const BlockMask& source, const BlockMask& mask,
+               HeadReport* report, const Run& run) {
+  run.require_cpu();
+  if (run.is_counting()) return;
+  copy_mask_cpu({batch, mask, report, threads_for(batch, mask, run)}, source);
+  run.finished(Stage::kMask);
+}
+
+}  // namespace crisp
