@@ -1,0 +1,20 @@
+// dense.cc - every block that attend would visit.
+#include "core/head_batch.h"
+#include "core/run.h"
+#include "mask/mask.h"
+#include "policy/policy.h"
+
+namespace crisp {
+
+size_t select_workspace_bytes(const Attention&, const Dense&, const Context&) { return 0; }
+
+void run_policy(const Attention& attention, const Dense&, const BlockMask& mask,
+                const Context& context, std::span<HeadReport> report) {
+  Workspace workspace(context.workspace);
+  const Run run{context, workspace};
+  for_each_head_batch(attention, mask.block_size, all_heads, [&](const HeadBatch& batch) {
+    fill_dense(batch, mask, batch.rows_of(report), run);
+  });
+}
+
+}  // namespace crisp
