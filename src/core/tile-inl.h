@@ -34,11 +34,8 @@ using MF = hn::Mask<F32>;
 inline constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(F32()));
 // Queries per panel; divides every block size (64, 128) on every target.
 inline constexpr int64_t kPanel = 2 * kLanes;
-// Rows of a register tile: 2 x kTileRows accumulators, two operands and one broadcast must fit into
-// 16 registers (AVX2) or 32. Emulated vectors have none to fill; small tiles keep them quick to build.
-inline constexpr int kTileRows = HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR ? 2
-                                 : HWY_TARGET == HWY_AVX2                              ? 6
-                                                                                       : 12;
+// Rows of a register tile: 2 x kTileRows accumulators, two operands and one broadcast must fit.
+inline constexpr int kTileRows = HWY_TARGET == HWY_AVX2 ? 6 : 12;
 
 // ---- exp2
 
