@@ -1,71 +1,57 @@
 // captures.h - the captured heads of data/ and the figures of data/expected.json.
 #pragma once
 
+#include <bit>
 #include <cstdint>
-#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "crisp/crisp.h"
+#include "files/qkv.h"
 #include "reference/types.h"
 
 namespace crisp::reference {
 
-// The q, k, v of one captured layer or kv group, decoded.
+// Head `head` of a bfloat16 tensor, in double precision.
+inline Matrix to_matrix(const ConstTensor& tensor, int64_t head) {
+  if (tensor.dtype != DType::kBFloat16) throw std::runtime_error("captures are bfloat16");
+  Matrix matrix(tensor.num_tokens, tensor.head_dim);
+  const auto* data = static_cast<const uint16_t*>(tensor.data);
+  for (int64_t t = 0; t < matrix.rows; ++t) {
+    for (int64_t c = 0; c < matrix.cols; ++c) {
+      const uint32_t upper = data[head * tensor.head_stride + t * tensor.token_stride + c];
+      matrix(t, c) = static_cast<double>(std::bit_cast<float>(upper << 16));
+    }
+  }
+  return matrix;
+}
+
+// The q, k, v of one captured layer or kv group.
 class Capture {
  public:
   // `file` is a name under data/.
-  explicit Capture(const std::string& file) {
-    std::ifstream in(std::string(CRISP_DATA_DIR "/") + file, std::ios::binary);
-    if (!in) throw std::runtime_error("cannot open data/" + file);
-    uint64_t header_bytes = 0;
-    in.read(reinterpret_cast<char*>(&header_bytes), 8);
-    std::string header(header_bytes, '\0');
-    in.read(header.data(), static_cast<std::streamsize>(header_bytes));
-    header_ = nlohmann::json::parse(header);
-    bytes_.assign(std::istreambuf_iterator<char>(in), {});
-    scale_ = std::stod(header_.at("__metadata__").at("scale").get<std::string>());
-  }
+  explicit Capture(const std::string& file)
+      : qkv_(files::load_qkv(std::vector<std::string>{std::string(CRISP_DATA_DIR "/") + file})) {}
 
-  int64_t num_q_heads() const { return size("q", 0); }
-  int64_t num_kv_heads() const { return size("k", 0); }
+  int64_t num_q_heads() const { return qkv_.q.num_heads; }
 
   Head head(int64_t q_head) const {
-    const int64_t kv_head = q_head / (num_q_heads() / num_kv_heads());
-    return {decode("q", q_head), decode("k", kv_head), decode("v", kv_head), scale_, true};
+    const int64_t kv_head = q_head / (qkv_.q.num_heads / qkv_.k.num_heads);
+    return {to_matrix(qkv_.q, q_head), to_matrix(qkv_.k, kv_head), to_matrix(qkv_.v, kv_head),
+            static_cast<double>(qkv_.softmax_scale), true};
   }
 
  private:
-  int64_t size(const char* tensor, size_t axis) const {
-    return header_.at(tensor).at("shape").at(axis).get<int64_t>();
-  }
-
-  // One head of a bfloat16 tensor [heads, tokens, head_dim].
-  Matrix decode(const char* tensor, int64_t head) const {
-    Matrix matrix(size(tensor, 1), size(tensor, 2));
-    const size_t first = header_.at(tensor).at("data_offsets").at(0).get<size_t>() +
-                         2 * static_cast<size_t>(head) * matrix.values.size();
-    for (size_t e = 0; e < matrix.values.size(); ++e) {
-      uint16_t upper = 0;
-      std::memcpy(&upper, bytes_.data() + first + 2 * e, 2);
-      const uint32_t bits = static_cast<uint32_t>(upper) << 16;
-      float value = 0;
-      std::memcpy(&value, &bits, 4);
-      matrix.values[e] = static_cast<double>(value);
-    }
-    return matrix;
-  }
-
-  nlohmann::json header_;
-  std::vector<char> bytes_;
-  double scale_ = 0;
+  files::QkvFile qkv_;
 };
 
 // data/expected.json, keyed by capture file.
 inline nlohmann::json expected_figures() {
   std::ifstream in(CRISP_DATA_DIR "/expected.json");
+  if (!in) throw std::runtime_error("cannot open data/expected.json");
   return nlohmann::json::parse(in);
 }
 
