@@ -16,7 +16,7 @@ namespace {
 using crisp::cli::AddCommand;
 
 // The order of the list in --help; one entry per file of commands/.
-constexpr std::initializer_list<AddCommand> kCommands = {};
+constexpr std::initializer_list<AddCommand> kCommands = {crisp::cli::add_prefill_command};
 
 constexpr const char* kFooter =
     "Exit codes: 0 ok, 1 the run failed, 2 bad use or bad input (message on stderr).\n"
@@ -25,7 +25,7 @@ constexpr const char* kFooter =
 int run(int argc, char** argv) {
   int exit_code = 0;
   CLI::App app{"CRISP: training-free block-sparse attention for long prompts", "crisp"};
-  app.set_version_flag("--version", std::string("crisp ") + CRISP_VERSION,
+  app.set_version_flag("--version", std::string("crisp ") + crisp::version(),
                        "Print the version and exit");
   app.require_subcommand(1);
   app.footer(kFooter);

@@ -14,6 +14,8 @@ struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+void add_prefill_command(CLI::App& app, int& exit_code);
+
 // `exit_code` outlives the app's parse().
 using AddCommand = void (*)(CLI::App& app, int& exit_code);
 

@@ -1,0 +1,42 @@
+#include "commands/common_options.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+
+#include "commands/commands.h"
+#include "core/parallel.h"
+
+namespace crisp::cli {
+
+void DeviceOptions::add_to(CLI::App& command) {
+  command.add_option("--device", device, "Where to run: cpu (this build has no other)")
+      ->capture_default_str()
+      ->type_name("cpu|cuda");
+  command
+      .add_option("--threads", num_threads,
+                  "CPU threads, 0 to 1024; 0: one per core. Results do not depend on it")
+      ->capture_default_str()
+      ->type_name("N");
+}
+
+void DeviceOptions::check() const {
+  if (device == "cuda") {
+    throw UsageError("--device cuda: this build has no CUDA backend, expected --device cpu");
+  }
+  if (device != "cpu") {
+    throw UsageError(fmt::format("--device '{}' is unknown, expected cpu", device));
+  }
+  if (num_threads < 0 || num_threads > kMaxThreads) {
+    throw UsageError(fmt::format("--threads is {}, expected 0 to {}", num_threads, kMaxThreads));
+  }
+}
+
+int DeviceOptions::resolved_threads() const { return resolve_num_threads(num_threads); }
+
+void print_json(const nlohmann::ordered_json& document, int indent) {
+  fmt::print("{}\n",
+             document.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+}  // namespace crisp::cli

@@ -1,0 +1,53 @@
+// policy_options.h - the policy flags every command shares, and policies as text and JSON.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "crisp/crisp.h"
+
+namespace crisp::cli {
+
+enum class PolicyKind : uint8_t { kDense, kCrisp, kFlexPrefill, kMask };
+const char* name(PolicyKind kind);  // as typed after --policy
+PolicyKind kind_of(const Policy& policy);
+
+// What the flags say. Ranges are checked by the library, which names field, value and range.
+struct PolicyOptions {
+  PolicyKind kind = PolicyKind::kCrisp;
+  Crisp crisp;
+  FlexPrefill flex_prefill;
+  std::string mask_file;  // --mask
+
+  // Adds --policy and its flags. `with_mask`: also --policy mask and --mask.
+  void add_to(CLI::App& command, bool with_mask);
+  // After parsing: carries shared flags over, and refuses (UsageError) a flag that none of the
+  // policies `used` reads, so that nothing typed is ignored in silence.
+  void finish(const std::vector<PolicyKind>& used);
+  // kMask is not made here: its words come from a file.
+  Policy policy(PolicyKind wanted) const;
+
+ private:
+  struct Flag {
+    CLI::Option* option;
+    std::vector<PolicyKind> readers;
+  };
+  void add(CLI::Option* option, std::vector<PolicyKind> readers);
+  std::vector<Flag> flags_;
+  bool no_pooled_budget_ = false;
+};
+
+// {"alpha": 1.0, ...} of the policy; {} for Dense; {"file": mask_file} for a user mask.
+nlohmann::ordered_json parameters_json(const Policy& policy, const std::string& mask_file);
+
+// A float as the shortest decimal that reads back to it (0.2, not 0.20000000298); null if it is not
+// finite.
+nlohmann::ordered_json json_number(float value);
+nlohmann::ordered_json json_number(double value);
+
+const char* name(DType dtype);      // "float32"
+const char* name(Pattern pattern);  // "vertical_slash"
+
+}  // namespace crisp::cli
