@@ -1,0 +1,164 @@
+// merge_states against the formula in double, its empty states and its in-place form; and the
+// conversions it stores with, over all 16-bit values.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "core/half.h"
+#include "crisp/crisp.h"
+
+namespace crisp {
+namespace {
+
+constexpr float kEmpty = -std::numeric_limits<float>::infinity();
+constexpr int64_t kTokens = 131, kHeads = 3, kHeadDim = 8;
+constexpr int64_t kRow = kHeads * kHeadDim;
+
+struct State {
+  std::vector<float> out = std::vector<float>(kTokens * kRow),
+                     lse = std::vector<float>(kTokens * kHeads);
+  explicit State(uint32_t seed) {
+    std::mt19937 bits(seed);
+    std::normal_distribution<float> normal(0.f, 4.f);
+    for (float& value : out) value = normal(bits);
+    for (float& value : lse) value = 20.f * normal(bits);
+  }
+  Tensor tensor() {
+    return {out.data(), DType::kFloat32, kTokens, kHeads, kHeadDim, kRow, kHeadDim, 0};
+  }
+  ConstTensor view() const {
+    return {out.data(), DType::kFloat32, kTokens, kHeads, kHeadDim, kRow, kHeadDim, 0};
+  }
+};
+
+Context threads(int count) {
+  Context context;
+  context.num_threads = count;
+  return context;
+}
+
+TEST(Merge, FollowsTheFormula) {
+  const State a(1), b(2);
+  State merged(3);
+  merge_states(a.view(), a.lse, b.view(), b.lse, merged.tensor(), merged.lse, threads(2));
+  for (int64_t token = 0; token < kTokens; ++token) {
+    for (int64_t head = 0; head < kHeads; ++head) {
+      const auto at = static_cast<size_t>(head * kTokens + token);
+      const double m = std::max<double>(a.lse[at], b.lse[at]);
+      const double lse = m + std::log(std::exp(a.lse[at] - m) + std::exp(b.lse[at] - m));
+      EXPECT_NEAR(merged.lse[at], lse, 1e-6 * std::abs(lse) + 1e-6);
+      for (int64_t i = 0; i < kHeadDim; ++i) {
+        const auto o = static_cast<size_t>(token * kRow + head * kHeadDim + i);
+        const double part_a = std::exp(a.lse[at] - lse) * a.out[o];
+        const double part_b = std::exp(b.lse[at] - lse) * b.out[o];
+        // Four roundings of each part and the exponent's own: 8 ulp of what is summed.
+        EXPECT_NEAR(merged.out[o], part_a + part_b,
+                    0x1p-20 * (std::abs(part_a) + std::abs(part_b)));
+      }
+    }
+  }
+}
+
+TEST(Merge, InPlaceAndAnyThreadCountGiveTheSameBits) {
+  State a(1);
+  const State b(2);
+  State apart(3);
+  merge_states(a.view(), a.lse, b.view(), b.lse, apart.tensor(), apart.lse, threads(1));
+  merge_states(a.view(), a.lse, b.view(), b.lse, a.tensor(), a.lse, threads(2));
+  EXPECT_EQ(std::memcmp(a.out.data(), apart.out.data(), a.out.size() * sizeof(float)), 0);
+  EXPECT_EQ(std::memcmp(a.lse.data(), apart.lse.data(), a.lse.size() * sizeof(float)), 0);
+}
+
+TEST(Merge, AnEmptyStateAddsNothingWhateverItHolds) {
+  State a(1), b(2), merged(3);
+  b.lse.assign(b.lse.size(), kEmpty);
+  b.out.assign(b.out.size(), std::nanf(""));
+  merge_states(a.view(), a.lse, b.view(), b.lse, merged.tensor(), merged.lse, threads(1));
+  EXPECT_EQ(merged.out, a.out);
+  EXPECT_EQ(merged.lse, a.lse);
+  merge_states(b.view(), b.lse, a.view(), a.lse, merged.tensor(), merged.lse, threads(1));
+  EXPECT_EQ(merged.out, a.out);
+  merge_states(b.view(), b.lse, b.view(), b.lse, merged.tensor(), merged.lse, threads(1));
+  EXPECT_EQ(merged.out, std::vector<float>(merged.out.size(), 0.f));
+  EXPECT_EQ(merged.lse, b.lse);
+}
+
+TEST(Merge, NanOfAStateThatCountsPropagates) {
+  State a(1), merged(3);
+  const State b(1);
+  a.out[5] = std::nanf("");
+  merge_states(a.view(), a.lse, b.view(), b.lse, merged.tensor(), {}, threads(1));
+  EXPECT_TRUE(std::isnan(merged.out[5]));
+  EXPECT_FALSE(std::isnan(merged.out[4]));
+}
+
+TEST(Merge, StatesMayHaveOtherDtypesThanTheResult) {
+  const State a(1), b(2);
+  std::vector<uint16_t> half(a.out.size());
+  for (size_t i = 0; i < half.size(); ++i) half[i] = bfloat16_from_float(a.out[i]);
+  ConstTensor view = a.view();
+  view.data = half.data();
+  view.dtype = DType::kBFloat16;
+  std::vector<float> nothing(a.lse.size(), kEmpty);
+  State merged(3);
+  merge_states(view, a.lse, b.view(), nothing, merged.tensor(), merged.lse, threads(1));
+  for (size_t i = 0; i < half.size(); ++i) EXPECT_EQ(merged.out[i], float_from_bfloat16(half[i]));
+}
+
+TEST(Merge, RefusesWhatDoesNotFitTogether) {
+  State a(1), b(2), merged(3);
+  const State before = merged;
+  const auto merge = [&](const ConstTensor& view, std::span<const float> lse, Tensor out) {
+    merge_states(a.view(), a.lse, view, lse, out, merged.lse, threads(1));
+  };
+  ConstTensor narrow = b.view();
+  narrow.head_dim = 16;
+  EXPECT_THROW(merge(narrow, b.lse, merged.tensor()), Error);
+  EXPECT_THROW(merge(b.view(), std::span(b.lse).first(3), merged.tensor()), Error);
+  EXPECT_THROW(merge(b.view(), b.lse, b.tensor()), Error);  // in place on b
+  Tensor shifted = a.tensor();
+  shifted.num_tokens = kTokens - 1;
+  EXPECT_THROW(merge(b.view(), b.lse, shifted), Error);
+  EXPECT_EQ(merged.out, before.out);
+  EXPECT_EQ(merged.lse, before.lse);
+}
+
+TEST(Half, EveryValueOfBothDtypesRoundTrips) {
+  for (uint32_t bits = 0; bits <= 0xffff; ++bits) {
+    const auto half = static_cast<uint16_t>(bits);
+    const float bf = float_from_bfloat16(half), fp = float_from_float16(half);
+    if (std::isnan(bf)) {
+      EXPECT_TRUE(std::isnan(float_from_bfloat16(bfloat16_from_float(bf))));
+    } else {
+      EXPECT_EQ(bfloat16_from_float(bf), half);
+    }
+    if (std::isnan(fp)) {
+      EXPECT_TRUE(std::isnan(float_from_float16(float16_from_float(fp))));
+    } else {
+      EXPECT_EQ(float16_from_float(fp), half);
+    }
+  }
+}
+
+// Halfway between two neighbours the even one wins; one float step beside it, the nearer one.
+TEST(Half, RoundsToNearestEven) {
+  for (uint32_t bits = 0; bits < 0x7bff; ++bits) {
+    const auto low = static_cast<uint16_t>(bits), high = static_cast<uint16_t>(bits + 1);
+    const float middle = 0.5f * (float_from_float16(low) + float_from_float16(high));
+    EXPECT_EQ(float16_from_float(middle), bits % 2 == 0 ? low : high) << bits;
+    EXPECT_EQ(float16_from_float(std::nextafter(middle, 0.f)), low);
+    EXPECT_EQ(float16_from_float(-std::nextafter(middle, 1e9f)), high | 0x8000u);
+  }
+  EXPECT_EQ(float16_from_float(65519.f), 0x7bff);
+  EXPECT_EQ(float16_from_float(65520.f), 0x7c00);
+  EXPECT_EQ(bfloat16_from_float(1.f + 0x1p-8f), 0x3f80);  // tie, to even
+  EXPECT_EQ(bfloat16_from_float(1.f + 0x1p-8f + 0x1p-20f), 0x3f81);
+  EXPECT_EQ(bfloat16_from_float(1.f + 3 * 0x1p-8f), 0x3f82);  // tie, to even
+}
+
+}  // namespace
+}  // namespace crisp
