@@ -239,5 +239,24 @@ TEST(Proxy, NaNReachesOnlyTheRowsThatSeeIt) {
   }
 }
 
+// A whole block that every row scores -inf weighs nothing, and the rest is as if it were not there.
+TEST(Proxy, BlockOfMinusInfinity) {
+  Inputs inputs = structured_inputs(proxy_case(391, 391));
+  for (int64_t t = 0; t < 391; ++t) {
+    for (int64_t h = 0; h < 3; ++h) inputs.q.row(t, h)[9] = 1;
+    if (t / 128 == 1) inputs.k.row(t, 0)[9] = -INFINITY;
+  }
+  const Call call(inputs);
+  const Proxy proxy = run_proxy(batch_of(call.attention), {});
+  for (int64_t h = 0; h < 3; ++h) {
+    const reference::Head head = reference_head(inputs, inputs.segments[0], h);
+    const reference::ProxyMap want = reference::proxy_map(head, 128, 128);
+    ASSERT_EQ(want.p_v[1], 0);
+    expect_near(proxy.result.vertical + h * 4, want.p_v, 1e-4, "vertical");
+    expect_near(proxy.result.slash + h * 4, want.p_s, 1e-4, "slash");
+    expect_near(proxy.result.structural_mass + h, {want.structural_mass}, 1e-4, "C_struct");
+  }
+}
+
 }  // namespace
 }  // namespace crisp::test
