@@ -15,6 +15,11 @@ struct UsageError : std::runtime_error {
 };
 
 void add_prefill_command(CLI::App& app, int& exit_code);
+void add_inspect_command(CLI::App& app, int& exit_code);
+void add_bench_command(CLI::App& app, int& exit_code);
+void add_check_command(CLI::App& app, int& exit_code);
+void add_doctor_command(CLI::App& app, int& exit_code);
+void add_explain_command(CLI::App& app, int& exit_code);
 
 // `exit_code` outlives the app's parse().
 using AddCommand = void (*)(CLI::App& app, int& exit_code);

@@ -176,6 +176,30 @@ void execute(const Attention& attention, Run& run, int num_threads, int repeats,
   }
 }
 
+void select_only(const Attention& attention, Run& run, int num_threads) {
+  Context context;
+  context.num_threads = num_threads;
+  const size_t bytes = workspace_bytes(attention, run.policy, run.mask, context);
+  const Buffer workspace(static_cast<int64_t>(bytes), "the workspace");
+  context.workspace = workspace.bytes();
+  select_blocks(attention, run.policy, run.mask, context, run.report);
+}
+
+Attention head_of(const Attention& attention, int64_t head) {
+  const auto slice = [](ConstTensor tensor, int64_t at) {
+    tensor.data = static_cast<const std::byte*>(tensor.data) +
+                  at * tensor.head_stride * element_bytes(tensor.dtype);
+    tensor.num_heads = 1;
+    return tensor;
+  };
+  Attention one = attention;
+  const int64_t kv_head = head / group_size(attention);
+  one.q = slice(attention.q, head);
+  one.k = slice(attention.k, kv_head);
+  one.v = slice(attention.v, kv_head);
+  return one;
+}
+
 double median(std::vector<double> values) {
   for (const double value : values) {
     if (std::isnan(value)) return value;

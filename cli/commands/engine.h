@@ -76,6 +76,9 @@ struct Run {
   std::vector<StageTimes> repeats;
 };
 
+// Query head `head` of a call alone, with its kv head: a call of one head.
+Attention head_of(const Attention& attention, int64_t head);
+
 // Allocates mask, output, lse and report for the input's shape; computes nothing.
 Run make_run(const Attention& attention, const Policy& policy);
 
@@ -83,6 +86,9 @@ Run make_run(const Attention& attention, const Policy& policy);
 // Context::on_stage; stops early once `max_seconds` have passed.
 void execute(const Attention& attention, Run& run, int num_threads, int repeats,
              double max_seconds = 1e30);
+
+// select_blocks alone, once, not timed.
+void select_only(const Attention& attention, Run& run, int num_threads);
 
 // Median, ascending order statistics: the mean of the middle two for an even count. NaN if any is.
 double median(std::vector<double> values);

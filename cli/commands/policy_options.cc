@@ -198,6 +198,19 @@ const char* name(DType dtype) {
   return kNames[static_cast<size_t>(dtype)];
 }
 
+void add_dtype_option(CLI::App& command, std::string& dtype) {
+  command.add_option("--dtype", dtype, "Storage type of q, k, v and the output")
+      ->capture_default_str()
+      ->type_name("float32|float16|bfloat16");
+}
+
+DType dtype_from(const std::string& text) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    if (text == name(dtype)) return dtype;
+  }
+  throw UsageError(fmt::format("--dtype is '{}', expected float32, float16 or bfloat16", text));
+}
+
 const char* name(Pattern pattern) {
   constexpr const char* kNames[] = {"dense", "vertical_slash", "pooled", "user_mask"};
   return kNames[static_cast<size_t>(pattern)];

@@ -1,0 +1,10 @@
+// machine.h - what reports say about the machine.
+#pragma once
+
+#include <string>
+
+namespace crisp::cli {
+
+std::string cpu_model();  // "AMD EPYC 7763 64-Core Processor", or the architecture if unknown
+
+}  // namespace crisp::cli
