@@ -193,11 +193,6 @@ nlohmann::ordered_json parameters_json(const Policy& policy, const std::string& 
   return out;
 }
 
-const char* name(DType dtype) {
-  constexpr const char* kNames[] = {"float32", "float16", "bfloat16"};
-  return kNames[static_cast<size_t>(dtype)];
-}
-
 void add_dtype_option(CLI::App& command, std::string& dtype) {
   command.add_option("--dtype", dtype, "Storage type of q, k, v and the output")
       ->capture_default_str()

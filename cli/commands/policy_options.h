@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.h"  // name(DType)
 #include "crisp/crisp.h"
 
 namespace crisp::cli {
@@ -47,8 +48,7 @@ nlohmann::ordered_json parameters_json(const Policy& policy, const std::string& 
 nlohmann::ordered_json json_number(float value);
 nlohmann::ordered_json json_number(double value);
 
-const char* name(DType dtype);  // "float32"
-// --dtype, one of these names; dtype_from reads one and throws UsageError on any other word.
+// --dtype float32|float16|bfloat16; dtype_from reads one and throws UsageError on any other word.
 void add_dtype_option(CLI::App& command, std::string& dtype);
 DType dtype_from(const std::string& text);
 const char* name(Pattern pattern);  // "vertical_slash"
