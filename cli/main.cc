@@ -3,7 +3,9 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <initializer_list>
 
@@ -17,8 +19,9 @@ using crisp::cli::AddCommand;
 
 // The order of the list in --help; one entry per file of commands/.
 constexpr std::initializer_list<AddCommand> kCommands = {
-    crisp::cli::add_prefill_command, crisp::cli::add_inspect_command, crisp::cli::add_check_command,
-    crisp::cli::add_doctor_command, crisp::cli::add_explain_command};
+    crisp::cli::add_prefill_command, crisp::cli::add_inspect_command,
+    crisp::cli::add_bench_command,   crisp::cli::add_check_command,
+    crisp::cli::add_doctor_command,  crisp::cli::add_explain_command};
 
 constexpr const char* kFooter =
     "Exit codes: 0 ok, 1 the run failed, 2 bad use or bad input (message on stderr).\n"
@@ -58,5 +61,10 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   spdlog::set_default_logger(spdlog::stderr_color_st("crisp"));
   spdlog::set_pattern("%n: %^%l%$: %v");
-  return run(argc, argv);
+  const int exit_code = run(argc, argv);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    spdlog::error("standard output cannot be written: {}", std::strerror(errno));
+    return exit_code == 0 ? 1 : exit_code;
+  }
+  return exit_code;
 }

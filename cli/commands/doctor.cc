@@ -1,9 +1,7 @@
 // doctor.cc - `crisp doctor`: what this build can do on this machine.
 #include <fmt/format.h>
 #include <hwy/highway.h>
-#include <sys/utsname.h>
 
-#include <fstream>
 #include <memory>
 
 #include "commands/commands.h"
@@ -87,16 +85,6 @@ int run_doctor(bool json) {
 }
 
 }  // namespace
-
-std::string cpu_model() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    const size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
-  }
-  utsname name{};
-  return uname(&name) == 0 ? name.machine : "unknown";
-}
 
 void add_doctor_command(CLI::App& app, int& exit_code) {
   auto json = std::make_shared<bool>(false);

@@ -106,7 +106,8 @@ Json explain(const ExplainOptions& options) {
   const BlockMask mask = mask_for(attention);
   const auto width = static_cast<double>(options.q_heads * options.head_dim);
   const auto rows = static_cast<double>(q_len), keys = static_cast<double>(options.kv_len);
-  const double pairs = rows * (keys - rows) + rows * (rows + 1) / 2;
+  // No keys is an accepted shape: an empty state.
+  const double pairs = keys == 0 ? 0 : rows * (keys - rows) + rows * (rows + 1) / 2;
   const bool selects = options.policy.kind != PolicyKind::kDense;
   const int64_t causal_blocks = num_causal_blocks(attention);
   out["causal_blocks_per_head"] = causal_blocks;

@@ -1,0 +1,209 @@
+// bench.cc - `crisp bench`: time per stage over lengths and policies, one JSON line per case.
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "commands/bench_case.h"
+#include "commands/commands.h"
+#include "commands/common_options.h"
+#include "commands/machine.h"
+#include "commands/policy_options.h"
+#include "commands/terminal.h"
+#include "core/dtype.h"
+
+namespace crisp::cli {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kFooter = R"(
+Per length, dense attention is timed first; every later line of that length carries its time, so a
+ratio never mixes two runs. `attend` lines time attention alone over masks of set density. gflops
+counts the visited (query, key) pairs, 4 x head_dim FLOP each, over the time of the attend stage.
+cost_ratio is attend time / (share of pairs visited x dense attend time): 1 is a perfect executor.
+A case repeats until --repeat runs or --seconds, whichever comes first.
+
+Examples:
+  crisp bench                                            1k to 128k, minutes
+  crisp bench --lengths 8k,16k --q-heads 8 --kv-heads 8 --dtype float32
+  crisp bench --lengths 16k --policies none --densities 0.05,0.1,0.25,0.5)";
+
+struct BenchOptions {
+  std::string lengths = "1k,2k,4k,8k,16k,32k,64k,128k";
+  std::string policies = "crisp,flexprefill";
+  std::string densities = "0.1";
+  std::string dtype = "bfloat16", input = "llama-like", commit;
+  BenchShape shape{0, 4, 1, 128, DType::kBFloat16};
+  int repeats = 5;
+  double max_seconds = 2;
+  uint64_t seed = 1;
+  DeviceOptions device;
+};
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  if (text == "none") return parts;
+  size_t begin = 0;
+  for (size_t comma = 0; comma != std::string::npos; begin = comma + 1) {
+    comma = text.find(',', begin);
+    parts.push_back(text.substr(begin, comma - begin));
+  }
+  return parts;
+}
+
+int64_t parse_length(const std::string& text) {
+  int64_t value = 0;
+  const char* end = text.data() + text.size();
+  auto [at, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc() && at != end && *at == 'k' && value < (int64_t{1} << 40)) {
+    value *= 1024;
+    ++at;
+  }
+  if (error != std::errc() || at != end || value < 1) {
+    throw UsageError(
+        fmt::format("--lengths holds '{}', expected tokens >= 1, e.g. 8k or 1000", text));
+  }
+  return value;
+}
+
+double parse_density(const std::string& text) {
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || at != end || !(value > 0 && value <= 1)) {
+    throw UsageError(fmt::format("--densities holds '{}', expected a number in (0, 1]", text));
+  }
+  return value;
+}
+
+Policy parse_policy(const std::string& text) {
+  if (text == "crisp") return Crisp{};
+  if (text == "flexprefill") return FlexPrefill{};
+  if (text == "dense") return Dense{};
+  throw UsageError(
+      fmt::format("--policies holds '{}', expected crisp, flexprefill, dense or none", text));
+}
+
+// What every line of one length shares, and the dense run it is compared with.
+struct Series {
+  const BenchOptions& options;
+  const BenchData& data;
+  std::string command;
+  double dense_ms = std::numeric_limits<double>::quiet_NaN(), dense_pairs = 0;
+};
+
+Json line_of(const Series& series, const std::string& name, const Json& parameters,
+             const Run& run) {
+  const BenchOptions& options = series.options;
+  const Attention& attention = series.data.attention;
+  const double pairs = visible_pairs(attention, run.mask);
+  const double attend_ms = run.ms[kNumStages - 1];
+  Json out;
+  out["policy"] = name;
+  out["parameters"] = parameters;
+  out["shape"] = {
+      {"num_q_heads", options.shape.num_q_heads}, {"num_kv_heads", options.shape.num_kv_heads},
+      {"q_len", attention.q.num_tokens},          {"kv_len", attention.k.num_tokens},
+      {"head_dim", options.shape.head_dim},       {"dtype", options.dtype}};
+  double blocks = 0;
+  for (const HeadReport& head : run.report) blocks += static_cast<double>(head.num_blocks);
+  out["density"] =
+      blocks / static_cast<double>(num_causal_blocks(attention) * options.shape.num_q_heads);
+  out["ms"] = times_json(run);
+  out["repeat"] = run.repeats.size();
+  out["gflops"] = 4 * static_cast<double>(options.shape.head_dim) * pairs / attend_ms / 1e6;
+  out["dense_ms"] = json_number(series.dense_ms);
+  out["speed_up"] = json_number(series.dense_ms / total_ms(run.ms));
+  out["cost_ratio"] = json_number(attend_ms / (pairs / series.dense_pairs * series.dense_ms));
+  out["input"] = options.input;
+  out["seed"] = options.seed;
+  out["device"] = "cpu";
+  out["cpu"] = cpu_model();
+  out["instruction_set"] = cpu_target();
+  out["threads"] = options.device.resolved_threads();
+  out["version"] = version();
+  out["commit"] = options.commit.empty() ? Json() : Json(options.commit);
+  out["command"] = series.command;
+  return out;
+}
+
+void run_length(const BenchOptions& options, int64_t length, const std::string& command,
+                Progress& progress) {
+  BenchShape shape = options.shape;
+  shape.length = length;
+  progress.show(fmt::format("{} tokens: input", length));
+  const BenchData data = make_bench_data(shape, options.input, options.seed);
+  Series series{options, data, command};
+  const auto measure = [&](const std::string& name, const Json& parameters, const Policy& policy) {
+    progress.show(fmt::format("{} tokens: {}", length, name));
+    Run run = make_run(data.attention, policy);
+    execute(data.attention, run, options.device.num_threads, options.repeats, options.max_seconds);
+    if (std::holds_alternative<Dense>(policy)) {
+      series.dense_ms = run.ms[kNumStages - 1];
+      series.dense_pairs = visible_pairs(data.attention, run.mask);
+    }
+    progress.show("");
+    print_json(line_of(series, name, parameters, run), -1);
+    std::fflush(stdout);
+  };
+  measure("dense", Json::object(), Dense{});
+  for (const std::string& text : split(options.policies)) {
+    const Policy policy = parse_policy(text);
+    if (!std::holds_alternative<Dense>(policy)) measure(text, parameters_json(policy, ""), policy);
+  }
+  for (const std::string& text : split(options.densities)) {
+    BlockMask mask = mask_for(data.attention);
+    const Buffer words(mask.bytes(), "a random mask");
+    mask.words = reinterpret_cast<uint32_t*>(words.data());
+    random_mask(mask, parse_density(text), options.seed);
+    measure("attend", {{"density", parse_density(text)}}, UserMask{mask});
+  }
+}
+
+int run_bench(BenchOptions& options, const std::string& command) {
+  options.device.check();
+  options.shape.dtype = dtype_from(options.dtype);
+  if (options.repeats < 1) {
+    throw UsageError(fmt::format("--repeat is {}, expected at least 1", options.repeats));
+  }
+  std::vector<int64_t> lengths;
+  for (const std::string& text : split(options.lengths)) lengths.push_back(parse_length(text));
+  // Everything that could be refused is refused before the first line.
+  for (const std::string& text : split(options.policies)) parse_policy(text);
+  for (const std::string& text : split(options.densities)) parse_density(text);
+  Progress progress;
+  for (const int64_t length : lengths) run_length(options, length, command, progress);
+  return 0;
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<BenchOptions>();
+  CLI::App* command = app.add_subcommand("bench", "Time every stage; one JSON line per case");
+  command->footer(kFooter);
+  const auto add = [&](const char* flag, auto& value, const char* help, const char* type) {
+    command->add_option(flag, value, help)->capture_default_str()->type_name(type);
+  };
+  add("--lengths", options->lengths, "Tokens, comma-separated; k is 1024", "LIST");
+  add("--policies", options->policies, "crisp, flexprefill, or none; dense always runs", "LIST");
+  add("--densities", options->densities, "Random masks to attend over, or none; in (0, 1]", "LIST");
+  add("--q-heads", options->shape.num_q_heads, "Query heads", "N");
+  add("--kv-heads", options->shape.num_kv_heads, "Key and value heads; divides --q-heads", "N");
+  add("--head-dim", options->shape.head_dim, "Elements per head, a multiple of 8", "N");
+  add_dtype_option(*command, options->dtype);
+  add("--input", options->input, "A preset of `crisp synth`, or random (noise, any head count)",
+      "NAME");
+  add("--seed", options->seed, "Of the input and the random masks", "N");
+  add("--repeat", options->repeats, "Most runs per case", "N");
+  add("--seconds", options->max_seconds, "No further repeat of a case after this long", "S");
+  add("--commit", options->commit, "Recorded in every line", "HASH");
+  options->device.add_to(*command);
+  command->callback([options, &exit_code] { exit_code = run_bench(*options, command_line()); });
+}
+
+}  // namespace crisp::cli
