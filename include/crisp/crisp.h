@@ -1,8 +1,8 @@
 // crisp.h - the whole public C++ interface.
 //
-// Nothing here prints, exits, reads the environment or keeps state between calls, and no data buffer
-// is allocated outside the caller's workspace. Every function may be called from several threads at
-// once as long as their outputs and workspaces do not overlap.
+// Nothing here prints, exits, reads the environment or keeps state between calls, and no data
+// buffer is allocated outside the caller's workspace. Every function may be called from several
+// threads at once as long as their outputs and workspaces do not overlap.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,8 @@ namespace crisp {
 enum class Device : uint8_t { kCpu, kCuda };
 enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16 };
 
-// Borrowed [num_tokens, num_heads, head_dim]. Strides count elements and are >= 0 (0 repeats a row of
-// an input); head_dim has stride 1 and is a multiple of 8 in [8, 512].
+// Borrowed [num_tokens, num_heads, head_dim]. Strides count elements and are >= 0 (0 repeats a row
+// of an input); head_dim has stride 1 and is a multiple of 8 in [8, 512].
 template <class Pointer>
 struct BasicTensor {
   Pointer data = nullptr;  // aligned to the element size
@@ -58,21 +58,24 @@ struct PagedKv {
   int64_t page_size = 0;                 // tokens per page, >= 1
 };
 
-// One call. Causal means bottom-right aligned: query i of a segment sees keys j <= i + kv_len - q_len.
+// One call. Causal means bottom-right aligned: query i of a segment sees keys j <= i + kv_len -
+// q_len.
 struct Attention {
-  ConstTensor q;              // [num_q_tokens,  num_q_heads,  head_dim]
-  ConstTensor k, v;           // [num_kv_tokens, num_kv_heads, head_dim]; q head h reads h / group_size
+  ConstTensor q;     // [num_q_tokens,  num_q_heads,  head_dim]
+  ConstTensor k, v;  // [num_kv_tokens, num_kv_heads, head_dim]; q head h reads h / group_size
   float softmax_scale = 0.f;  // must be set, > 0, usually 1 / sqrt(head_dim)
   bool causal = true;
-  std::span<const Segment> segments = {};  // borrowed, host memory; empty: all of q against all of k
+  std::span<const Segment> segments =
+      {};  // borrowed, host memory; empty: all of q against all of k
   PagedKv pages = {};
 };
 
-// One bit per (head, q_block, kv_block): bit kv_block % 32 of word kv_block / 32 of the row. Row r of
-// a segment is the absolute block (kv_len - q_len) / block_size + r, so a chunk's first q_block may
-// be short. With several segments their rows follow each other, every row as wide as the widest.
-// Nothing is forced into a user's mask: an empty row gives output 0 and lse -inf. Bits above the
-// causal diagonal or past a segment's last kv_block are ignored by attend and never set by select.
+// One bit per (head, q_block, kv_block): bit kv_block % 32 of word kv_block / 32 of the row. Row r
+// of a segment is the absolute block (kv_len - q_len) / block_size + r, so a chunk's first q_block
+// may be short. With several segments their rows follow each other, every row as wide as the
+// widest. Nothing is forced into a user's mask: an empty row gives output 0 and lse -inf. Bits
+// above the causal diagonal or past a segment's last kv_block are ignored by attend and never set
+// by select.
 struct BlockMask {
   uint32_t* words = nullptr;  // borrowed, bytes() long, 8-byte aligned
   int64_t num_heads = 0, num_q_blocks = 0, num_kv_blocks = 0;
@@ -96,10 +99,11 @@ struct Crisp {
   float gamma = 0.95f;     // pooled heads: coverage target, in (0, 1]
   int32_t sink_tokens = 128, recency_tokens = 128;  // windows of the structural mass, >= 1; their
                                                     // blocks are forced and left out of the floor
-  int32_t min_budget_tokens = 1024;   // per direction, rounded up to blocks
-  int32_t dense_below_tokens = 1024;  // kv_len below which every causal block is kept
+  int32_t min_budget_tokens = 1024;                 // per direction, rounded up to blocks
+  int32_t dense_below_tokens = 1024;                // kv_len below which every causal block is kept
   NoiseFloor noise_floor = NoiseFloor::kMean;
-  bool pooled_keeps_budget = true;  // pooled heads keep min_budget vertical and slash blocks as well
+  bool pooled_keeps_budget =
+      true;  // pooled heads keep min_budget vertical and slash blocks as well
   // Ablations. kJsDistance routes like FlexPrefill (pooled when the distance is below tau_js);
   // kCoverage keeps, per direction, the smallest set of blocks that holds gamma of the mass.
   Routing routing = Routing::kStructuralMass;
@@ -179,13 +183,14 @@ CRISP_API const char* why_unsupported(const Attention& attention, const Policy& 
 
 // Q, K -> mask. `report`, if not empty, is [num_segments, num_q_heads]. Dense and UserMask accept
 // what attend accepts; the other policies need causal attention and block_size 128.
-CRISP_API void select_blocks(const Attention& attention, const Policy& policy, const BlockMask& mask,
-                             const Context& context, std::span<HeadReport> report = {});
+CRISP_API void select_blocks(const Attention& attention, const Policy& policy,
+                             const BlockMask& mask, const Context& context,
+                             std::span<HeadReport> report = {});
 
-// Q, K, V, mask -> out, lse. out is [num_q_tokens, num_q_heads, head_dim] in q's dtype; rows outside
-// every segment are not written. lse is natural-log, [num_q_heads, num_q_tokens]; empty: unwanted.
-// What is written (out, lse, mask, report, workspace) must not overlap anything else of the call;
-// views of one packed buffer whose tokens alternate do not overlap.
+// Q, K, V, mask -> out, lse. out is [num_q_tokens, num_q_heads, head_dim] in q's dtype; rows
+// outside every segment are not written. lse is natural-log, [num_q_heads, num_q_tokens]; empty:
+// unwanted. What is written (out, lse, mask, report, workspace) must not overlap anything else of
+// the call; views of one packed buffer whose tokens alternate do not overlap.
 CRISP_API void attend(const Attention& attention, const BlockMask& mask, const Tensor& out,
                       std::span<float> lse, const Context& context);
 
@@ -196,9 +201,9 @@ CRISP_API void prefill(const Attention& attention, const Policy& policy, const B
 
 // Merges two attention states over disjoint key sets (a prefix cache and a suffix, two ring steps):
 //   lse = log(exp(lse_a) + exp(lse_b)),  out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b.
-// All tensors have one shape, each its own dtype; lse arrays are [num_heads, num_tokens], the written
-// one may be empty: unwanted. `out` and `lse` may be the arrays of a. A state with lse -inf is empty:
-// its out is not read, and merging two of them gives out 0, lse -inf. Needs no workspace.
+// All tensors have one shape, each its own dtype; lse arrays are [num_heads, num_tokens], the
+// written one may be empty: unwanted. `out` and `lse` may be the arrays of a. A state with lse -inf
+// is empty: its out is not read, and merging two of them gives out 0, lse -inf. Needs no workspace.
 CRISP_API void merge_states(const ConstTensor& out_a, std::span<const float> lse_a,
                             const ConstTensor& out_b, std::span<const float> lse_b,
                             const Tensor& out, std::span<float> lse, const Context& context);
