@@ -67,6 +67,18 @@ std::vector<float> block_centre(const Plan& plan, int64_t kv_head, int64_t block
   return centre;
 }
 
+// Adds the sink's vector, of the given length, to a row. It points along a random angle of
+// each pair, so that 16-bit queries, whose sink part is the same for all rows, can take more values
+// than one coordinate has.
+void add_sink(const PairLayout& layout, const GroupPlan& group, float length, float* row) {
+  const int64_t pairs = layout.half - layout.sink_begin;
+  const float size = length / std::sqrt(static_cast<float>(pairs));
+  for (int64_t i = 0; i < pairs; ++i) {
+    row[layout.sink_begin + i] = size * group.sink_cos[static_cast<size_t>(i)];
+    row[layout.sink_begin + i + layout.half] = size * group.sink_sin[static_cast<size_t>(i)];
+  }
+}
+
 // What a head's amplitudes become as query coefficients: a logit of a nats needs a query part of
 // length a / (softmax_scale * key_norm).
 struct QueryCoefficients {
@@ -165,7 +177,7 @@ void make_key_rows(const Plan& plan, int64_t kv_head, const Positions& positions
         add_content(layout, group.directions[j].data(), norm, row);
     if (!centre.empty()) add_content(layout, centre.data(), 1.f, row);
     add_outliers(layout, true, group.key_outlier, row);
-    if (token < plan.spec.num_sink_tokens) row[layout.sink_begin] = norm;
+    if (token < plan.spec.num_sink_tokens) add_sink(layout, group, norm, row);
     rotate_pairs(0, layout.half, layout.half, rotations.cos.data() + r * layout.half,
                  rotations.sin.data() + r * layout.half, row);
     add_noise(layout, noise_key, token, 1.f, scratch.data(), row);
@@ -207,7 +219,7 @@ void make_query_rows(const Plan& plan, int64_t head_index, const Positions& posi
     }
     add_query_content(plan, group, head, token, q.to_query, row);
     add_outliers(layout, false, group.query_outlier, row);
-    row[layout.sink_begin] = q.sink;
+    add_sink(layout, group, q.sink, row);
     rotate_pairs(0, layout.half, layout.half, rotations.cos.data() + r * layout.half,
                  rotations.sin.data() + r * layout.half, row);
     add_noise(layout, noise_key, token, q.noise, scratch.data(), row);

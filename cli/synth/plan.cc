@@ -83,6 +83,11 @@ GroupPlan make_group(const Plan& plan, int64_t kv_head) {
     group.phase_cos.push_back(static_cast<float>(turn.cos));
     group.phase_sin.push_back(static_cast<float>(turn.sin));
   }
+  for (int64_t i = plan.layout.sink_begin; i < plan.layout.half; ++i) {
+    const SinCos turn = sin_cos(2 * std::numbers::pi * uniform(phase_key, i));
+    group.sink_cos.push_back(static_cast<float>(turn.cos));
+    group.sink_sin.push_back(static_cast<float>(turn.sin));
+  }
   group.directions = orthonormal_directions(2 * plan.layout.content_pairs(),
                                             stream_key(spec.seed, Stream::kDirection, kv_head));
   group.needles = group_needles(spec, kv_head);

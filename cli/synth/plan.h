@@ -21,6 +21,7 @@ struct GroupPlan {
     int64_t position = 0, width = 0;
   };
   std::vector<float> phase_cos, phase_sin;     // [position pair]: the rank-one position vector
+  std::vector<float> sink_cos, sink_sin;       // [sink pair]: the angle of the sink's vector
   std::vector<double> phases;                  // [position pair], radians
   std::vector<std::vector<float>> directions;  // [direction][content dimension]
   std::vector<KeyNeedle> needles;              // direction = index, ascending positions

@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kTolerance = 0.02, kRelativeTolerance = 0.25;  // what is accepted
 constexpr double kGoal = 0.01;                                  // relative; where rounds stop
-constexpr int kCoarseRounds = 40, kFineRounds = 12;
+constexpr int kCoarseRounds = 40, kFineRounds = 8;
 constexpr int64_t kCoarseStride = 8;  // queries of the coarse rounds
 constexpr double kMaxAmplitude = 80;  // nats
 
@@ -34,17 +34,12 @@ double odds(double mass) {
   return inside / (1 - inside);
 }
 
-struct Miss {
-  size_t component = 0;
-  double relative = 0;
-};
-
-Miss worst_miss(const HeadTruth& head, const std::vector<size_t>& active, const Masses& masses) {
-  Miss worst;
+// The largest relative miss.
+double worst_miss(const HeadTruth& head, const std::vector<size_t>& active, const Masses& masses) {
+  double worst = 0;
   for (size_t c : active) {
     const double target = head.components[c].target;
-    const double relative = std::abs(masses.components[c] - target) / target;
-    if (relative > worst.relative) worst = {c, relative};
+    worst = std::max(worst, std::abs(masses.components[c] - target) / target);
   }
   return worst;
 }
@@ -86,7 +81,36 @@ void refuse_if_missed(const HeadTruth& head, int64_t index, const std::vector<si
   }
 }
 
-// Components measured over the same queries, solved together.
+// Amplitudes of the active components, and what they gave.
+struct Trial {
+  std::vector<double> amplitudes;
+  Masses masses;
+  double miss = 0;
+};
+
+// Up to `rounds` + 1 measurements with a step between each; the best of them. Rounding of 16-bit
+// queries can make the last ones swing around the target.
+Trial best_trial(Plan& plan, int64_t index, const Positions& queries,
+                 const std::vector<size_t>& active, bool last_block, int rounds, const void* k,
+                 DType dtype) {
+  HeadTruth& head = plan.heads[static_cast<size_t>(index)].truth;
+  Trial best;
+  for (int round = 0;; ++round) {
+    Trial trial;
+    trial.masses = measure_masses(plan, index, queries, k, dtype);
+    trial.miss = worst_miss(head, active, trial.masses);
+    for (size_t c : active) trial.amplitudes.push_back(head.components[c].amplitude);
+    const Masses masses = trial.masses;
+    if (round == 0 || trial.miss < best.miss) best = std::move(trial);
+    if (best.miss < kGoal || round == rounds) break;
+    step(head, active, masses, last_block);
+  }
+  for (size_t i = 0; i < active.size(); ++i)
+    head.components[active[i]].amplitude = best.amplitudes[i];
+  return best;
+}
+
+// Components measured over the same queries, solved together: on some of the queries first.
 void solve_rows(Plan& plan, int64_t index, const RowRange& measured,
                 const std::vector<size_t>& active, const void* k, DType dtype) {
   HeadTruth& head = plan.heads[static_cast<size_t>(index)].truth;
@@ -95,21 +119,11 @@ void solve_rows(Plan& plan, int64_t index, const RowRange& measured,
   const Positions all{measured.begin, count, 1};
   const Positions some{measured.begin + std::min(kCoarseStride / 2, count - 1),
                        std::max<int64_t>(count / kCoarseStride, 1), kCoarseStride};
-  for (int round = 0; round < kCoarseRounds && !active.empty(); ++round) {
-    const Masses masses = measure_masses(plan, index, some, k, dtype);
-    if (worst_miss(head, active, masses).relative < kGoal) break;
-    step(head, active, masses, last_block);
-  }
-  for (int round = 0;; ++round) {
-    const Masses masses = measure_masses(plan, index, all, k, dtype);
-    if (round == kFineRounds || worst_miss(head, active, masses).relative < kGoal) {
-      refuse_if_missed(head, index, active, masses);
-      for (size_t c : active) head.components[c].realised = masses.components[c];
-      if (last_block) head.background_realised = masses.background;
-      return;
-    }
-    step(head, active, masses, last_block);
-  }
+  if (!active.empty()) best_trial(plan, index, some, active, last_block, kCoarseRounds, k, dtype);
+  const Trial found = best_trial(plan, index, all, active, last_block, kFineRounds, k, dtype);
+  refuse_if_missed(head, index, active, found.masses);
+  for (size_t c : active) head.components[c].realised = found.masses.components[c];
+  if (last_block) head.background_realised = found.masses.background;
 }
 
 }  // namespace
