@@ -20,8 +20,10 @@ using crisp::cli::AddCommand;
 // The order of the list in --help; one entry per file of commands/.
 constexpr std::initializer_list<AddCommand> kCommands = {
     crisp::cli::add_prefill_command, crisp::cli::add_inspect_command,
-    crisp::cli::add_bench_command,   crisp::cli::add_check_command,
-    crisp::cli::add_doctor_command,  crisp::cli::add_explain_command};
+    crisp::cli::add_synth_command,   crisp::cli::add_bench_command,
+    crisp::cli::add_check_command,   crisp::cli::add_doctor_command,
+    crisp::cli::add_explain_command,
+};
 
 constexpr const char* kFooter =
     "Exit codes: 0 ok, 1 the run failed, 2 bad use or bad input (message on stderr).\n"
