@@ -28,7 +28,6 @@ struct BlockWindow {
   int64_t low_end = 0, high_begin = kBlockSize;
   int edge = -1;  // slot of ProxyScratch::edges, or -1: the block lies wholly inside or outside
   bool covers_block() const { return low_end >= high_begin; }
-  bool contains(int64_t c) const { return c < low_end || c >= high_begin; }
 };
 
 BlockWindow window_of_block(const ProxyJob& job, int64_t block) {
