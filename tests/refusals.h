@@ -10,7 +10,6 @@
 #include <limits>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "run.h"
@@ -106,8 +105,10 @@ inline void expect_refused(Bench& bench, const Refusal& refusal, const char* fun
 inline void check(const Refusal& refusal, int64_t page_size) {
   Bench bench(page_size);
   refusal.spoil(bench);
-  const auto& [attention, policy, mask, context] =
-      std::tie(bench.attention, bench.policy, bench.block_mask, bench.context);
+  const Attention& attention = bench.attention;
+  const Policy& policy = bench.policy;
+  const BlockMask& mask = bench.block_mask;
+  const Context& context = bench.context;
   if (refusal.who == kShapes || refusal.who == kPolicy) {
     SCOPED_TRACE(refusal.what);
     const char* why = why_unsupported(attention, policy, mask, context);
