@@ -196,4 +196,21 @@ Truth truth_of(const Inputs& inputs, const OwnedMask& mask) {
   return matches(run_attend(inputs, call, mask), truth_of(inputs, mask));
 }
 
+::testing::AssertionResult is_exact_for_every_length(const Case& c) {
+  const Inputs longest = make_inputs(c);
+  const Truth truth = truth_of(longest, mask_of(longest, Call(longest).attention));
+  for (int64_t length = 1; length <= longest.q.tokens; ++length) {
+    const Inputs inputs = slice(longest, 0, {0, 0}, {length, length});
+    const Outcome outcome = run_attend(inputs, mask_of(inputs, Call(inputs).attention));
+    Truth prefix = truth;
+    prefix.config = inputs.config;
+    prefix.out.shape[0] = prefix.lse.shape[1] = length;
+    prefix.out.reference.resize(outcome.out.data.size());
+    prefix.lse.reference.resize(outcome.lse.size());
+    const ::testing::AssertionResult result = matches(outcome, prefix);
+    if (!result) return result;
+  }
+  return ::testing::AssertionSuccess();
+}
+
 }  // namespace crisp::test

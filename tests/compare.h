@@ -36,6 +36,10 @@ Truth truth_of(const Inputs& inputs, const OwnedMask& mask);
 // attend() with the mask of the case gives the truth.
 ::testing::AssertionResult is_exact(const Inputs& inputs);
 
+// attend() of the first n tokens with every causal block gives the truth, for every n up to the
+// case's q_len. Row i of causal attention does not depend on n, so one truth serves all.
+::testing::AssertionResult is_exact_for_every_length(const Case& c);
+
 // Fills in the tolerance. `dtype` is that of the outcome.
 void derive_tolerance(Expected& expected, DType dtype);
 ::testing::AssertionResult within(const std::vector<float>& got, const Expected& expected,
