@@ -38,7 +38,7 @@ TEST(Rerun, RefusesUnknownWords) {
 
 TEST(Attend, EveryDTypeAndHeadDim) {
   for (const DType dtype : kDTypes) {
-    for (const int64_t head_dim : {8, 24, 32, 40, 64, 72, 80, 96, 112, 120, 128, 192, 256}) {
+    for (const int64_t head_dim : {8, 24, 32, 40, 64, 72, 80, 96, 112, 120, 128, 192, 256, 512}) {
       expect_exact(
           {.num_q_heads = 2, .head_dim = head_dim, .segments = {{149, 149}}, .dtype = dtype});
     }

@@ -8,6 +8,7 @@
 
 #include "compare.h"
 #include "run.h"
+#include "structured.h"
 
 namespace crisp::test {
 namespace {
@@ -242,6 +243,108 @@ TEST(LargeOffsets, LongestSequence) {
   attend_into(attention, mask, {outcome.out.data.data(), DType::kFloat32, 100, 1, 8, 8, 8},
               outcome.lse);
   EXPECT_TRUE(matches(outcome, truth_of(inputs, mask_of(inputs, Call(inputs).attention))));
+}
+
+// A6: 32 kv heads of 128 pass 2^31 elements between 524,288 and 524,289 keys. A chunk of the last
+// 256 queries sees the sink and a window; the same keys without the gap give the same bits.
+TEST(LargeOffsets, BothSidesOfTwoToThe31Elements) {
+  constexpr int64_t kHeads = 32, kDim = 128, kToken = kHeads * kDim, kWindow = 4, kShort = 1024;
+  for (const int64_t n : {int64_t{524288}, int64_t{524289}}) {
+    const int64_t gap = (n - 1) / 128 * 128 - (kShort - 128);  // a multiple of the block
+    const Inputs inputs = make_inputs({.num_q_heads = kHeads,
+                                       .num_kv_heads = kHeads,
+                                       .head_dim = kDim,
+                                       .segments = {{256, n - gap}},
+                                       .dtype = DType::kBFloat16});
+    Sparse k(n * kToken * 2), v(n * kToken * 2);
+    NEEDS_RESERVATION(k);
+    NEEDS_RESERVATION(v);
+    Call call(inputs);
+    Attention attention = call.attention;
+    attention.k = {k.data(), DType::kBFloat16, n, kHeads, kDim, kToken, kDim};
+    attention.v = attention.k;
+    attention.v.data = v.data();
+    const auto place = [&](const Values& values, std::byte* to) {
+      copy_rows(values, DType::kBFloat16, to + gap * kToken * 2, kToken, kDim);
+      std::memmove(to, to + gap * kToken * 2, 128 * kToken * 2);  // the sink
+    };
+    place(inputs.k, k.data());
+    place(inputs.v, v.data());
+    OwnedMask near(call.attention, 128), far(attention, 128);
+    const MaskRows rows = mask_rows(inputs, 128)[0];
+    ASSERT_EQ(near.mask.num_q_blocks, far.mask.num_q_blocks);
+    for (int64_t head = 0; head < kHeads; ++head) {
+      for (int64_t row = 0; row < near.mask.num_q_blocks; ++row) {
+        near.set(head, row, 0), far.set(head, row, 0);
+        for (int64_t back = 0; back < kWindow; ++back) {
+          near.set(head, row, rows.first_q_block + row - back);
+          far.set(head, row, rows.first_q_block + row - back + gap / 128);
+        }
+      }
+    }
+    Guarded out(256 * kToken * 2);
+    std::vector<float> lse(256 * kHeads);
+    attend_into(attention, far, {out.data(), DType::kBFloat16, 256, kHeads, kDim, kToken, kDim},
+                lse);
+    EXPECT_TRUE(same_bits({read_rows(inputs.q, DType::kBFloat16, out.data(), kToken, kDim), lse},
+                          run_attend(inputs, near)))
+        << n;
+  }
+}
+
+// ---- Selection reads q and k with the same strides and pages.
+
+OwnedMask select_from(const Attention& attention, const Policy& policy) {
+  OwnedMask mask(attention, 128);
+  Context context;
+  context.num_threads = 2;
+  Guarded workspace(workspace_bytes(attention, policy, mask.mask, context));
+  context.workspace = workspace.bytes();
+  select_blocks(attention, policy, mask.mask, context);
+  EXPECT_TRUE(workspace.intact());
+  return mask;
+}
+
+TEST(LargeOffsets, SelectionWithLargeStrides) {
+  constexpr int64_t kLen = 1500, kStride = (int64_t{1} << 22) + 3;
+  const DType dtype = DType::kBFloat16;
+  const Inputs inputs = structured_inputs(
+      {.num_q_heads = 3, .head_dim = 32, .segments = {{kLen, kLen}}, .dtype = dtype});
+  Sparse q(kLen * kStride * 2), k(kLen * kStride * 2);
+  NEEDS_RESERVATION(q);
+  NEEDS_RESERVATION(k);
+  copy_rows(inputs.q, dtype, q.data(), kStride, 40);
+  copy_rows(inputs.k, dtype, k.data(), kStride, 40);
+  const Call call(inputs);
+  Attention attention = call.attention;
+  attention.q = {q.data(), dtype, kLen, 3, 32, kStride, 40};
+  attention.k = {k.data(), dtype, kLen, 1, 32, kStride, 40};
+  for (const Policy& policy : {Policy(Crisp{}), Policy(FlexPrefill{})}) {
+    EXPECT_TRUE(select_from(attention, policy) == select_from(call.attention, policy));
+  }
+}
+
+TEST(LargeOffsets, SelectionFromTheLastPages) {
+  constexpr int64_t kPages = 65600, kPage = 16, kToken = 8 * 128, kUsed = 100, kLen = kUsed * kPage;
+  const DType dtype = DType::kBFloat16;
+  const Inputs inputs = structured_inputs({.num_q_heads = 16,
+                                           .num_kv_heads = 8,
+                                           .head_dim = 128,
+                                           .segments = {{200, kLen}},
+                                           .dtype = dtype});
+  Sparse k(kPages * kPage * kToken * 2);
+  NEEDS_RESERVATION(k);
+  copy_rows(inputs.k, dtype, k.data(), kToken, 128, (kPages - kUsed) * kPage);
+  std::vector<int32_t> table;
+  for (int32_t page = kPages - kUsed; page < kPages; ++page) table.push_back(page);
+  const Call call(inputs);
+  const Segment segment{0, 200, 0, kLen, 0};
+  Attention attention = call.attention;
+  attention.k = {k.data(), dtype, kPages * kPage, 8, 128, kToken, 128, kPage * kToken};
+  attention.v = attention.k;
+  attention.segments = {&segment, 1};
+  attention.pages = {table.data(), 1, kUsed, kPage};
+  EXPECT_TRUE(select_from(attention, Crisp{}) == select_from(call.attention, Crisp{}));
 }
 
 }  // namespace

@@ -130,5 +130,24 @@ TEST_F(NoAllocation, Merge) {
             kAllowed);
 }
 
+// K1, K2: at 512k tokens of 32 heads the scratch stays below 256 MiB and a mask has one bit a
+// block. Shapes only: nothing is run, and no pointer is looked at.
+TEST_F(NoAllocation, WorkspaceAt512k) {
+  constexpr int64_t kTokens = 524288;
+  Attention attention;
+  attention.q = {nullptr, DType::kBFloat16, kTokens, 32, 128, 32 * 128, 128};
+  attention.k = attention.v = {nullptr, DType::kBFloat16, kTokens, 8, 128, 8 * 128, 128};
+  attention.softmax_scale = 0.1f;
+  const BlockMask mask = mask_for(attention);
+  EXPECT_EQ(mask.bytes(), int64_t{64} << 20);
+  Context context;
+  context.num_threads = 16;
+  for (const Policy& policy : {Policy(Dense{}), Policy(Crisp{}), Policy(FlexPrefill{})}) {
+    EXPECT_LE(workspace_bytes(attention, policy, mask, context), size_t{256} << 20)
+        << policy.index();
+    EXPECT_EQ(why_unsupported(attention, policy, mask, context), nullptr);
+  }
+}
+
 }  // namespace
 }  // namespace crisp::test
