@@ -2,7 +2,6 @@
 #define HWY_TARGET_INCLUDE "peak_probe.cc"
 #include "hwy/foreach_target.h"
 // Highway wants its own include first.
-#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <vector>
@@ -44,21 +43,17 @@ HWY_EXPORT(ProbeOnce);
 double peak_gflops(int num_threads) {
   using Clock = std::chrono::steady_clock;
   std::vector<float> sums(static_cast<size_t>(num_threads));
-  double best = 0;
-  for (int round = 0; round < 5; ++round) {
-    std::vector<double> flop(static_cast<size_t>(num_threads));
-    const auto start = Clock::now();
-    std::vector<std::thread> threads;
-    for (size_t t = 0; t < flop.size(); ++t) {
-      threads.emplace_back([&, t] { flop[t] = HWY_DYNAMIC_DISPATCH(ProbeOnce)(&sums[t]); });
-    }
-    for (std::thread& thread : threads) thread.join();
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    double total = 0;
-    for (const double done : flop) total += done;
-    best = std::max(best, total / seconds * 1e-9);
+  std::vector<double> flop(static_cast<size_t>(num_threads));
+  const auto start = Clock::now();
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < flop.size(); ++t) {
+    threads.emplace_back([&, t] { flop[t] = HWY_DYNAMIC_DISPATCH(ProbeOnce)(&sums[t]); });
   }
-  return best;
+  for (std::thread& thread : threads) thread.join();
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  double total = 0;
+  for (const double done : flop) total += done;
+  return total / seconds * 1e-9;
 }
 
 }  // namespace crisp::bench

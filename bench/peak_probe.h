@@ -3,7 +3,8 @@
 
 namespace crisp::bench {
 
-// GFLOP/s of independent float32 fused multiply-adds in registers, all threads together.
+// GFLOP/s of independent float32 fused multiply-adds in registers, all threads together: one round
+// of about 10 ms a thread. Take it before every timed run, so that both see the same machine.
 double peak_gflops(int num_threads);
 
 }  // namespace crisp::bench
