@@ -4,7 +4,7 @@
 namespace crisp::test {
 namespace {
 
-TEST(Refusals, MaskAndContext) {
+TEST(Refusals, Masks) {
   const Refusal refusals[] = {
       {"block_size",
        kShapes,
@@ -27,6 +27,12 @@ TEST(Refusals, MaskAndContext) {
        kAll,
        [](Bench& b) { b.block_mask.words += 1; },
        {"mask.words", "aligned to 8"}},
+  };
+  for (const Refusal& refusal : refusals) check(refusal, 0);
+}
+
+TEST(Refusals, Contexts) {
+  const Refusal refusals[] = {
       {"no CUDA here",
        kShapes,
        [](Bench& b) { b.context.device = Device::kCuda; },

@@ -65,6 +65,12 @@ TEST(Refusals, Tensors) {
        kShapes,
        [](Bench& b) { b.attention.v.num_tokens -= 1; },
        {"v.num_tokens", "361", "362"}},
+  };
+  for (const Refusal& refusal : refusals) check(refusal, 0);
+}
+
+TEST(Refusals, StridesScaleAndPointers) {
+  const Refusal refusals[] = {
       {"negative tokens",
        kShapes,
        [](Bench& b) { b.attention.q.num_tokens = -3; },

@@ -199,7 +199,7 @@ TEST(Synth, ClustersAreWhatIsKept) {
 }
 
 TEST(Synth, MixHoldsEveryKindAndTopBlocksAreSinkOrRecency) {
-  const LayerSpec spec = preset_spec("llama-like", 2560, 128, 20, 5);
+  const LayerSpec spec = preset_spec("llama-like", 1536, 128, 20, 5);
   std::multiset<std::string> kinds;
   for (const HeadSpec& head : spec.heads) kinds.insert(head.kind);
   EXPECT_EQ(kinds.count("dormant"), 3u);
@@ -231,7 +231,7 @@ TEST_P(Shapes, HoldTheirMasses) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Synth, Shapes,
-                         testing::Values(Shape{4096, 64}, Shape{4096, 96}, Shape{4001, 128},
+                         testing::Values(Shape{2048, 64}, Shape{2048, 96}, Shape{2001, 128},
                                          Shape{2049, 256}, Shape{1500, 72}));
 
 TEST(Synth, DiffuseHeadsOfAnyLength) {
@@ -357,10 +357,10 @@ TEST(Synth, SignalBlocksNameEveryComponent) {
 }
 
 TEST(Synth, TruthIsWrittenAsJson) {
-  const LayerSpec spec = preset_spec("llama-like", 2048, 64, 20, 4);
+  const LayerSpec spec = preset_spec("llama-like", 1536, 64, 20, 4);
   const Layer layer = make_layer(spec);
   const auto json = nlohmann::json::parse(to_json(layer.truth));
-  EXPECT_EQ(json["num_tokens"], 2048);
+  EXPECT_EQ(json["num_tokens"], 1536);
   EXPECT_EQ(json["seed"], 0);
   ASSERT_EQ(json["heads"].size(), 20u);
   for (size_t h = 0; h < 20; ++h) {
@@ -369,7 +369,7 @@ TEST(Synth, TruthIsWrittenAsJson) {
     for (const auto& component : head["components"]) {
       total += component["realised"].get<double>();
       if (component["kind"] == "cluster") {
-        EXPECT_EQ(component["topic_of_q_block"].size(), 16u);
+        EXPECT_EQ(component["topic_of_q_block"].size(), 12u);
       }
     }
     EXPECT_NEAR(total, 1, 1e-9) << head["kind"];

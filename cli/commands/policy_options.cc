@@ -103,6 +103,11 @@ void PolicyOptions::add_to(CLI::App& command, bool with_mask) {
   add_budget_flags(command, crisp, min_budget, dense_below);
   add(min_budget, kBoth);
   add(dense_below, kBoth);
+  add_variants(command);
+}
+
+// What else a paper or its ablations leave open.
+void PolicyOptions::add_variants(CLI::App& command) {
   add(add_words<NoiseFloor>(command, "--noise-floor", crisp.noise_floor,
                             {{"mean", NoiseFloor::kMean}, {"median", NoiseFloor::kMedian}},
                             "The floor: mean or median mass of the background blocks"),

@@ -31,6 +31,7 @@ struct PolicyOptions {
   Policy policy(PolicyKind wanted) const;
 
  private:
+  void add_variants(CLI::App& command);
   struct Flag {
     CLI::Option* option;
     std::vector<PolicyKind> readers;
