@@ -45,12 +45,13 @@ TEST_F(Cli, CompareMeasuresAgainstDense) {
   const Json all = run_json({"prefill", input, "--compare", "--alpha", "1.25"});
   ASSERT_EQ(all["policies"].size(), 3u);
   EXPECT_GT(all["dense_ms"].get<double>(), 0.);
-  const Json &dense = all["policies"][0], &crisp = all["policies"][2];
+  const Json &dense = all["policies"][0], &crisp = all["policies"][1];
   EXPECT_EQ(dense["name"], "dense");
   EXPECT_EQ(dense["density"], 1.);
   EXPECT_EQ(dense["coverage"], 1.);
   EXPECT_EQ(dense["relative_error"], 0.);
-  EXPECT_EQ(all["policies"][1]["name"], "flexprefill");
+  EXPECT_EQ(crisp["name"], "crisp");
+  EXPECT_EQ(all["policies"][2]["name"], "flexprefill");
   EXPECT_EQ(crisp["parameters"]["alpha"], 1.25);
   EXPECT_LT(crisp["density"], 1.);
   for (const Json& head : crisp["heads"]) {

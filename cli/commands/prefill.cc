@@ -54,11 +54,11 @@ bool same_file(const std::string& a, const std::string& b) {
   return a == b || std::filesystem::equivalent(a, b, error);
 }
 
-// What the command runs, the compared dense first, the chosen policy last.
+// What the command runs, the compared dense first.
 std::vector<PolicyKind> policies_to_run(const PrefillOptions& options) {
   if (!options.compare) return {options.policy.kind};
-  std::vector<PolicyKind> kinds = {PolicyKind::kDense, PolicyKind::kFlexPrefill,
-                                   PolicyKind::kCrisp};
+  std::vector<PolicyKind> kinds = {PolicyKind::kDense, PolicyKind::kCrisp,
+                                   PolicyKind::kFlexPrefill};
   if (!options.policy.mask_file.empty()) kinds.push_back(PolicyKind::kMask);
   return kinds;
 }
