@@ -61,12 +61,14 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  spdlog::set_default_logger(spdlog::stderr_color_st("crisp"));
-  spdlog::set_pattern("%n: %^%l%$: %v");
-  const int exit_code = run(argc, argv);
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+  try {
+    spdlog::set_default_logger(spdlog::stderr_color_st("crisp"));
+    spdlog::set_pattern("%n: %^%l%$: %v");
+    const int exit_code = run(argc, argv);
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return exit_code;
     spdlog::error("standard output cannot be written: {}", std::strerror(errno));
     return exit_code == 0 ? 1 : exit_code;
+  } catch (...) {  // not even the logger can be set up
+    return 1;
   }
-  return exit_code;
 }

@@ -210,6 +210,7 @@ int run_prefill(PrefillOptions& options) {
   check_options(options, groups.size());
   check_outputs(options, options.files);
   std::vector<Job> jobs;
+  jobs.reserve(groups.size());
   for (const auto& paths : groups) jobs.push_back(make_job(options, paths));
   nlohmann::ordered_json documents = nlohmann::ordered_json::array();
   for (Job& job : jobs) {

@@ -28,7 +28,7 @@ fs::path folder_of(const fs::path& path) {
 fs::path target_of(const std::string& path) {
   std::error_code error;
   if (!fs::is_symlink(path, error)) return path;
-  const fs::path target = fs::canonical(path, error);
+  fs::path target = fs::canonical(path, error);
   if (error) fail(path, "is a symbolic link that leads nowhere: ", error.message());
   return target;
 }

@@ -81,7 +81,7 @@ class DictReader {
     if (quote != '\'' && quote != '"') fail(file_, "header: expected a string at its byte ", at_);
     const size_t end = text_.find(quote, at_ + 1);
     if (end == std::string_view::npos) fail(file_, "header: a string does not end");
-    const std::string value(text_.substr(at_ + 1, end - at_ - 1));
+    std::string value(text_.substr(at_ + 1, end - at_ - 1));
     at_ = end + 1;
     return value;
   }
