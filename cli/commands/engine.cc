@@ -133,7 +133,7 @@ double selection_ms(const StageTimes& ms) {
 
 double total_ms(const StageTimes& ms) { return selection_ms(ms) + ms[kNumStages - 1]; }
 
-Run make_run(const Attention& attention, const Policy& policy) {
+Run make_run(const Attention& attention, const Policy& policy, bool with_lse) {
   Run run;
   run.policy = policy;
   run.mask = mask_for(attention);
@@ -142,7 +142,7 @@ Run make_run(const Attention& attention, const Policy& policy) {
   const ConstTensor& q = attention.q;
   run.out_values = Buffer(tensor_bytes(q), "the output");
   run.out = head_major(run.out_values.data(), q.dtype, q.num_heads, q.num_tokens, q.head_dim);
-  run.lse.resize(static_cast<size_t>(q.num_heads * q.num_tokens));
+  if (with_lse) run.lse.resize(static_cast<size_t>(q.num_heads * q.num_tokens));
   run.report.resize(static_cast<size_t>(num_segments(attention) * q.num_heads));
   return run;
 }

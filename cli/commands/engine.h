@@ -70,7 +70,7 @@ struct Run {
   Buffer mask_words, out_values;
   BlockMask mask;
   Tensor out;                      // head-major
-  std::vector<float> lse;          // [num_q_heads, num_q_tokens]
+  std::vector<float> lse;          // [num_q_heads, num_q_tokens], or empty
   std::vector<HeadReport> report;  // [num_segments, num_q_heads]
   StageTimes ms{};                 // median over the repeats
   std::vector<StageTimes> repeats;
@@ -79,8 +79,8 @@ struct Run {
 // Query head `head` of a call alone, with its kv head: a call of one head.
 Attention head_of(const Attention& attention, int64_t head);
 
-// Allocates mask, output, lse and report for the input's shape; computes nothing.
-Run make_run(const Attention& attention, const Policy& policy);
+// Allocates mask, output, lse (if wanted) and report for the input's shape; computes nothing.
+Run make_run(const Attention& attention, const Policy& policy, bool with_lse = true);
 
 // Runs select_blocks and attend `repeats` times into `run`, timing each stage through
 // Context::on_stage; stops early once `max_seconds` have passed.

@@ -120,6 +120,18 @@ std::string route_text(const Inspection& result) {
   return pattern;
 }
 
+// What each paper's rule says at its default threshold, whatever the policy.
+std::string rules_text(const Inspection& result) {
+  const auto pattern = [](reference::Pattern route) { return name(static_cast<Pattern>(route)); };
+  const double tau_proxy = reference::CrispOptions{}.tau_proxy;
+  const double tau = reference::FlexPrefillOptions{}.tau;
+  return fmt::format(
+      "rules: structural mass {:.4f} against {}: {}; JS distance {:.4f} against {}: {}",
+      result.proxy.structural_mass, tau_proxy,
+      pattern(reference::route_by_structural_mass(result.proxy.structural_mass, tau_proxy)),
+      result.js_distance, tau, pattern(reference::route_by_js_distance(result.js_distance, tau)));
+}
+
 std::string direction_text(const char* title, const MassChart& chart) {
   std::string text = fmt::format("\n{}", title);
   if (chart.threshold > 0) {
@@ -131,8 +143,7 @@ std::string direction_text(const char* title, const MassChart& chart) {
 void print_text(const Inspection& result) {
   fmt::print("{}, head {} of {}\n", printable_name(result.input), result.head, result.num_heads);
   fmt::print("policy {}, route {}\n", name(kind_of(result.policy)), route_text(result));
-  fmt::print("structural mass {:.4f}, JS distance {:.4f}\n", result.proxy.structural_mass,
-             result.js_distance);
+  fmt::print("{}\n", rules_text(result));
   fmt::print("{}", direction_text("vertical: mass per key block", result.vertical));
   fmt::print("{}", direction_text("slash: mass per block diagonal, 0 = the query's own block",
                                   result.slash));

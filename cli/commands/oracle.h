@@ -25,8 +25,8 @@ reference::FlexPrefillOptions reference_options(const FlexPrefill& policy);
 reference::BlockSet blocks_of(const BlockMask& mask, const reference::Head& head, int64_t q_head,
                               int64_t mask_row);
 
-// Fills `run` as execute() does, by the reference; no stage times. Calls `progress(head, segment)`
-// before each head.
+// Fills `run`, lse included, as execute() does, by the reference; no stage times. Calls
+// `progress(head, segment)` before each head.
 void execute_reference(const Attention& attention, Run& run,
                        const std::function<void(int64_t, int64_t)>& progress);
 

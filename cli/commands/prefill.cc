@@ -133,6 +133,7 @@ Job make_job(const PrefillOptions& options, const std::vector<std::string>& path
 PolicyResult run_policy_on(const PrefillOptions& options, const Attention& attention,
                            const Policy& policy, const std::string& what, Progress& progress) {
   const char* policy_name = name(kind_of(policy));
+  const bool with_lse = options.compare || options.by_reference || !options.out.empty();
   PolicyResult result{policy_name,
                       parameters_json(policy, options.policy.mask_file),
                       make_run(attention, policy),
