@@ -93,7 +93,8 @@ TEST_F(Cli, CheckPasses) {
 TEST_F(Cli, HelpTeaches) {
   const Outcome all = run({"--help"});
   EXPECT_EQ(all.exit_code, 0);
-  for (const char* command : {"prefill", "inspect", "synth", "bench", "check", "doctor", "explain"}) {
+  for (const char* command :
+       {"prefill", "inspect", "synth", "bench", "check", "doctor", "explain"}) {
     EXPECT_THAT(all.out, HasSubstr(std::string("  ") + command));
     const Outcome one = run({command, "--help"});
     EXPECT_EQ(one.exit_code, 0) << command;
