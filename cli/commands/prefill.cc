@@ -136,7 +136,7 @@ PolicyResult run_policy_on(const PrefillOptions& options, const Attention& atten
   const bool with_lse = options.compare || options.by_reference || !options.out.empty();
   PolicyResult result{policy_name,
                       parameters_json(policy, options.policy.mask_file),
-                      make_run(attention, policy),
+                      make_run(attention, policy, with_lse),
                       {}};
   if (options.by_reference) {
     execute_reference(attention, result.run, [&](int64_t head, int64_t segment) {
