@@ -4,6 +4,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,12 @@ struct Shape {
   crisp::Device device = crisp::Device::kCpu;
 };
 
+// Probes ask for absurd shapes; what they would multiply to stays a number.
+int64_t saturating(int64_t a, int64_t b) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<int64_t>::max() : product;
+}
+
 struct Probe {
   Attention attention;
   BlockMask mask;
@@ -35,9 +42,9 @@ struct Probe {
 
   explicit Probe(const Shape& s) {
     const auto tensor = [&](int64_t tokens, int64_t heads) {
-      const int64_t row = heads * s.head_dim;
+      const int64_t row = saturating(heads, s.head_dim);
       return crisp::ConstTensor{nullptr,    s.dtype, tokens,     heads,
-                                s.head_dim, row,     s.head_dim, s.page_size * row};
+                                s.head_dim, row,     s.head_dim, saturating(s.page_size, row)};
     };
     attention.q = tensor(s.q_len, s.num_q_heads);
     attention.k = attention.v = tensor(s.kv_len, s.num_kv_heads);
