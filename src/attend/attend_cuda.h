@@ -49,6 +49,8 @@ struct CudaAttend {
   const int32_t* block_table = nullptr;  // null: k and v are contiguous
   int64_t table_row_stride = 0;
   int32_t page_size = 0, num_pages = 0;
+  // Largest power of two, up to 128, that divides the kv_start of every segment.
+  int32_t kv_start_alignment = 1;
 
   int32_t num_q_heads = 0, group_size = 1;  // query head h reads kv head h / group_size
   int32_t head_dim = 0;
@@ -90,8 +92,10 @@ __device__ __forceinline__ CudaSegment segment_of_tile(const CudaAttend& call, i
   int32_t low = 0, high = call.num_segments - 1;
   while (low < high) {
     const int32_t middle = (low + high + 1) >> 1;
-    if (call.segments[middle].first_tile <= tile) low = middle;
-    else high = middle - 1;
+    if (call.segments[middle].first_tile <= tile)
+      low = middle;
+    else
+      high = middle - 1;
   }
   return call.segments[low];
 }

@@ -33,8 +33,8 @@ class DeviceGuard {
 }  // namespace crisp
 
 // After every launch: CRISP_CUDA_CHECK(cudaGetLastError()).
-#define CRISP_CUDA_CHECK(call)                                                            \
-  do {                                                                                    \
-    if (const cudaError_t error_ = (call); error_ != cudaSuccess)                         \
-      ::crisp::throw_device_error(error_, #call, __FILE__, __LINE__);                     \
+#define CRISP_CUDA_CHECK(call)                                        \
+  do {                                                                \
+    if (const cudaError_t error_ = (call); error_ != cudaSuccess)     \
+      ::crisp::throw_device_error(error_, #call, __FILE__, __LINE__); \
   } while (false)
