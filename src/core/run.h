@@ -15,6 +15,7 @@ struct Run {
   Workspace& workspace;
 
   bool is_counting() const { return workspace.is_counting(); }
+  bool is_cuda() const { return context.device == Device::kCuda; }
   int num_threads() const { return resolve_num_threads(context.num_threads); }
   // Tells the caller that a part of `stage` has run.
   void finished(Stage stage) const {

@@ -4,7 +4,8 @@ namespace crisp {
 namespace {
 
 // Most of it is the partial sums: 1.5 KiB per head and kv_block. A batch takes at least one head.
-constexpr int64_t kBatchBytes = int64_t{12} << 20;
+// On a GPU 32 heads of 512k tokens go together, so that one launch fills the card.
+constexpr int64_t kCpuBatchBytes = int64_t{12} << 20, kCudaBatchBytes = int64_t{224} << 20;
 
 ProxyMap take_map(const HeadBatch& batch, const ProxyOptions& options, Workspace& workspace) {
   ProxyMap map;
@@ -39,17 +40,27 @@ ProxyScratch take_scratch(const HeadBatch& batch, int num_workers, Workspace& wo
 
 }  // namespace
 
-int64_t proxy_heads_per_batch(const Attention& attention, const SegmentShape& segment) {
+int64_t proxy_heads_per_batch(const Attention& attention, const SegmentShape& segment,
+                              Device device) {
   const int64_t num_slots = proxy_rows(segment).num_slots, head_dim = attention.q.head_dim;
   const int64_t floats_per_block = ProxyScratch::kNumParts * num_slots + 5 + head_dim;
   const int64_t floats = segment.num_kv_blocks * floats_per_block + num_slots * head_dim;
-  return kBatchBytes / std::max<int64_t>(4 * floats, 1);
+  return (device == Device::kCuda ? kCudaBatchBytes : kCpuBatchBytes) /
+         std::max<int64_t>(4 * floats, 1);
 }
 
 ProxyMap compute_proxy_map(const HeadBatch& batch, const ProxyOptions& options, Run& run) {
-  run.require_cpu();
   const ProxyMap map = take_map(batch, options, run.workspace);
   const size_t mark = run.workspace.mark();
+#ifdef CRISP_WITH_CUDA
+  if (run.is_cuda()) {
+    proxy_map_cuda(batch, options, map, run);
+    if (!run.is_counting()) run.finished(Stage::kProxy);
+    run.workspace.rewind(mark);
+    return map;
+  }
+#endif
+  run.require_cpu();
   const int num_threads = run.num_threads();
   const ProxyScratch scratch = take_scratch(batch, num_threads, run.workspace);
   if (!run.is_counting()) {

@@ -61,7 +61,8 @@ struct ProxyMap {
 };
 
 // Heads whose proxy maps fit the scratch budget together: bounded memory at every length.
-int64_t proxy_heads_per_batch(const Attention& attention, const SegmentShape& segment);
+int64_t proxy_heads_per_batch(const Attention& attention, const SegmentShape& segment,
+                              Device device);
 
 // Needs q_len >= 1 and kv_len >= q_len. The arrays stay in the run's workspace.
 ProxyMap compute_proxy_map(const HeadBatch& batch, const ProxyOptions& options, Run& run);
@@ -93,5 +94,9 @@ struct ProxyJob {
 };
 
 void proxy_map_cpu(const ProxyJob& job);
+
+// CUDA: takes its own scratch, enqueues. key_means are made only where the estimate is wanted.
+void proxy_map_cuda(const HeadBatch& batch, const ProxyOptions& options, const ProxyMap& map,
+                    Run& run);
 
 }  // namespace crisp
