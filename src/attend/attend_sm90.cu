@@ -18,7 +18,6 @@
 // with the last P V of this one, and the finished tile is written while the next one already runs.
 // docs/attend-sm90.md has the figures and what was tried.
 #include <algorithm>
-#include <string>
 
 #include "attend/attend_cuda.h"
 #include "attend/schedule_sm90.cuh"
@@ -146,6 +145,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     fence_barrier_init();
   }
   __syncthreads();
+  // The launch that redoes tiles gets ready while the first one ends.
+  if constexpr (kSoftmax == Softmax::kFixed)
+    allow_next_kernel();
+  else
+    wait_for_previous_kernel();
 
   Ring<kTileSlots> tiles;
   auto next_tile = [&]() -> WorkTile {  // a warp takes its copy of the current work tile
@@ -513,15 +517,24 @@ void launch(const CudaAttend& call, Arguments arguments, cudaStream_t stream) {
   const CUtensorMap k_map = kv_map(tensors.k), v_map = kv_map(tensors.v);
   const int64_t tiles = int64_t{call.num_tiles} * call.num_q_heads;
   const int ctas = static_cast<int>(std::min<int64_t>(multiprocessors(), tiles));
-  const auto fixed = attend_kernel<Element, kDim, Softmax::kFixed>;
-  const auto redo = attend_kernel<Element, kDim, Softmax::kOnline>;
-  for (const auto kernel : {fixed, redo}) {
+  const auto run = [&](auto kernel, bool may_start_early) {
     CRISP_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           static_cast<int>(kSharedBytes<kDim>)));
-    kernel<<<ctas, kThreads, kSharedBytes<kDim>, stream>>>(q_map, k_map, v_map, arguments);
-    CRISP_CUDA_CHECK(cudaGetLastError());
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(ctas));
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = kSharedBytes<kDim>;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = may_start_early ? 1 : 0;
+    CRISP_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, q_map, k_map, v_map, arguments));
     ++arguments.counter;  // each launch has its own
-  }
+  };
+  run(attend_kernel<Element, kDim, Softmax::kFixed>, false);
+  run(attend_kernel<Element, kDim, Softmax::kOnline>, true);
 }
 
 }  // namespace

@@ -100,6 +100,15 @@ CRISP_DEVICE void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// ---- dependent launches: the next kernel of the stream may start while this one still runs
+
+// From here on the next kernel may take free multiprocessors.
+CRISP_DEVICE void allow_next_kernel() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+// Everything the kernels before this one wrote is visible; returns at once after a plain launch.
+CRISP_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // ---- named barriers, register pool
 
 template <int kThreads>
