@@ -173,6 +173,30 @@ __device__ void row_normalisers(const Call& p, int head, float* lse) {
   __syncthreads();
 }
 
+// C_struct: covered blocks and the two edges; warps take blocks in turn. 256 threads.
+__device__ void structural_mass(const Call& p, int head, const float* lse, float* out) {
+  __shared__ float warps[8];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float total = 0.f;
+  const int sink_end = min((p.sink_tokens + kBlock - 1) / kBlock, p.num_blocks);
+  const int recency_begin =
+      max(sink_end, (p.kv_len > p.recency_tokens ? p.kv_len - p.recency_tokens : 0) / kBlock);
+  const int count = sink_end + max(p.num_blocks - recency_begin, 0);
+  for (int i = warp; i < count; i += 8) {
+    const int block = i < sink_end ? i : recency_begin + i - sink_end;
+    const Window window = window_of_block(p, block);
+    const BlockMass mass = block_mass(p, head, block, kBlock, lse, lane);
+    if (window.covers_block) total += mass.before_low + mass.before_high;
+    if (window.edge >= 0) total += mass.edge;
+  }
+  if (lane == 0) warps[warp] = total;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  float sum = 0.f;
+  for (int w = 0; w < 8; ++w) sum += warps[w];
+  *out = sum / static_cast<float>(p.num_rows);
+}
+
 struct MapOut {
   float *vertical, *slash, *structural_mass, *row_lse;
   int num_slots, first_slot;
@@ -209,38 +233,12 @@ __global__ void __launch_bounds__(256)
         (here.last_low + (one.last_high + one.before_low) + two.before_high) * each;
   }
   if (first != 0) return;
+  structural_mass(p, head, lse, out.structural_mass + head);
   for (int slot = threadIdx.x; slot < out.num_slots; slot += 256) {
     const int row_of = slot - out.first_slot;
     out.row_lse[static_cast<int64_t>(head) * out.num_slots + slot] =
         row_of >= 0 && row_of < p.num_rows ? lse[row_of] : INFINITY;
   }
-}
-
-// C_struct: covered blocks and the two edges. One warp per head; lanes take blocks in turn.
-__global__ void __launch_bounds__(256)
-    structure_kernel(const __grid_constant__ Call p, const MapOut out) {
-  __shared__ float lse[kBlock];
-  __shared__ float warps[8];
-  const int head = static_cast<int>(blockIdx.x), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  row_normalisers(p, head, lse);
-  float total = 0.f;
-  const int sink_end = min((p.sink_tokens + kBlock - 1) / kBlock, p.num_blocks);
-  const int recency_begin =
-      max(sink_end, (p.kv_len > p.recency_tokens ? p.kv_len - p.recency_tokens : 0) / kBlock);
-  const int count = sink_end + max(p.num_blocks - recency_begin, 0);
-  for (int i = warp; i < count; i += 8) {
-    const int block = i < sink_end ? i : recency_begin + i - sink_end;
-    const Window window = window_of_block(p, block);
-    const BlockMass mass = block_mass(p, head, block, kBlock, lse, lane);
-    if (window.covers_block) total += mass.before_low + mass.before_high;
-    if (window.edge >= 0) total += mass.edge;
-  }
-  if (lane == 0) warps[warp] = total;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  float sum = 0.f;
-  for (int w = 0; w < 8; ++w) sum += warps[w];
-  out.structural_mass[head] = sum / static_cast<float>(p.num_rows);
 }
 
 // ---- FlexPrefill's estimate: softmax over blocks of scale * (mean proxy query . mean key)
@@ -366,8 +364,6 @@ void proxy_map_cuda(const HeadBatch& batch, const ProxyOptions& options, const P
                    static_cast<int>(rows.first_slot())};
   const int64_t chunks = ceil_div(blocks, kReduceBlocks);
   reduce_kernel<<<static_cast<unsigned>(heads * chunks), 256, 0, stream>>>(call, out);
-  CRISP_CUDA_CHECK(cudaGetLastError());
-  structure_kernel<<<static_cast<unsigned>(heads), 256, 0, stream>>>(call, out);
   CRISP_CUDA_CHECK(cudaGetLastError());
   if (!options.pooled_estimate) return;
   key_means_kernel<<<static_cast<unsigned>(call.num_kv_heads * blocks), 128, 0, stream>>>(
