@@ -29,5 +29,9 @@ set(CRISP_PC_INCLUDEDIR "\${prefix}/${CMAKE_INSTALL_INCLUDEDIR}")
 cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX
   BASE_DIRECTORY ${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/pkgconfig
   OUTPUT_VARIABLE CRISP_PC_UP)
+set(CRISP_PC_CUDA)
+if(CRISP_WITH_CUDA)
+  set(CRISP_PC_CUDA " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt -lpthread")
+endif()
 configure_file(cmake/crisp.pc.in crisp.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/crisp.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
