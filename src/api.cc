@@ -17,6 +17,23 @@ void check_shapes(const Attention& attention, const Policy& policy, const BlockM
   check_attention(attention);
   check_mask_shape("mask", mask, attention);
   check_policy(policy, attention, mask);
+  if (context.device == Device::kCuda) check_cuda(attention, policy, mask);
+}
+
+// Runs `work` on the device that owns the memory of the call, which is refused if it is of another
+// kind than context.device.
+template <class Work>
+void run_on_device(const Context& context, const Footprint& footprint, Work&& work) {
+  if constexpr (kWithCuda) {
+    if (context.device == Device::kCuda) {
+      require_cuda();
+      const int device = footprint.cuda_device();
+      require_capability(device);
+      const DeviceGuard guard(device);
+      return work();
+    }
+  }
+  work();
 }
 
 size_t select_bytes(const Attention& attention, const Policy& policy, const Context& context) {
@@ -136,39 +153,42 @@ const char* why_unsupported(const Attention& attention, const Policy& policy, co
 void select_blocks(const Attention& attention, const Policy& policy, const BlockMask& mask,
                    const Context& context, std::span<HeadReport> report) {
   check_shapes(attention, policy, mask, context);
-  Footprint footprint;
+  Footprint footprint(context.device);
   footprint.add_attention(attention, false);
   add_select(footprint, attention, policy, mask, report);
   footprint.add_workspace(context.workspace, select_bytes(attention, policy, context));
   footprint.check();
-  run(attention, policy, mask, context, report);
+  run_on_device(context, footprint, [&] { run(attention, policy, mask, context, report); });
 }
 
 void attend(const Attention& attention, const BlockMask& mask, const Tensor& out,
             std::span<float> lse, const Context& context) {
   check_shapes(attention, Dense{}, mask, context);
-  Footprint footprint;
+  Footprint footprint(context.device);
   footprint.add_attention(attention, true);
   footprint.add_mask("mask.words", mask, false);
   add_out(footprint, attention, out, lse);
   footprint.add_workspace(context.workspace,
                           attend_workspace_bytes(attention, mask.block_size, context));
   footprint.check();
-  attend_blocks(attention, mask, out, lse.data(), context);
+  run_on_device(context, footprint,
+                [&] { attend_blocks(attention, mask, out, lse.data(), context); });
 }
 
 void prefill(const Attention& attention, const Policy& policy, const BlockMask& mask,
              const Tensor& out, std::span<float> lse, const Context& context,
              std::span<HeadReport> report) {
   const size_t needed = workspace_bytes(attention, policy, mask, context);
-  Footprint footprint;
+  Footprint footprint(context.device);
   footprint.add_attention(attention, true);
   add_select(footprint, attention, policy, mask, report);
   add_out(footprint, attention, out, lse);
   footprint.add_workspace(context.workspace, needed);
   footprint.check();
-  run(attention, policy, mask, context, report);
-  attend_blocks(attention, mask, out, lse.data(), context);
+  run_on_device(context, footprint, [&] {
+    run(attention, policy, mask, context, report);
+    attend_blocks(attention, mask, out, lse.data(), context);
+  });
 }
 
 void merge_states(const ConstTensor& out_a, std::span<const float> lse_a, const ConstTensor& out_b,
@@ -185,7 +205,7 @@ void merge_states(const ConstTensor& out_a, std::span<const float> lse_a, const 
   check_lse("lse_a", lse_a.size(), out_a, false);
   check_lse("lse_b", lse_b.size(), out_a, false);
   check_lse("lse", lse.size(), out_a, true);
-  Footprint footprint;
+  Footprint footprint(context.device);
   footprint.add_tensor("out.data", written, true);
   footprint.add_bytes("lse", lse.data(), static_cast<int64_t>(lse.size_bytes()), 4, true);
   if (!is_in_place(out, out_a)) footprint.add_tensor("out_a.data", out_a, false);
@@ -194,8 +214,10 @@ void merge_states(const ConstTensor& out_a, std::span<const float> lse_a, const 
   footprint.add_tensor("out_b.data", out_b, false);
   footprint.add_bytes("lse_b", lse_b.data(), static_cast<int64_t>(lse_b.size_bytes()), 4, false);
   footprint.check();
-  merge_attention_states(out_a, lse_a.data(), out_b, lse_b.data(), out,
-                         lse.empty() ? nullptr : lse.data(), context);
+  run_on_device(context, footprint, [&] {
+    merge_attention_states(out_a, lse_a.data(), out_b, lse_b.data(), out,
+                           lse.empty() ? nullptr : lse.data(), context);
+  });
 }
 
 }  // namespace crisp

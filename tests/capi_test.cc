@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/device.h"
 #include "crisp/crisp.h"
 #include "crisp/crisp_c.h"
 
@@ -181,7 +182,8 @@ TEST(CApi, RefusesWhatOnlyCCanSay) {
   EXPECT_TRUE(refused([](Call& c) { c.args.q.dtype = 256; }, "q.dtype is 256, must be in [0, 2]"));
   EXPECT_TRUE(refused([](Call& c) { c.args.out.dtype = -1; }, "out.dtype is -1"));
   EXPECT_TRUE(refused([](Call& c) { c.args.device = 256; }, "device is 256"));
-  EXPECT_TRUE(refused([](Call& c) { c.args.device = CRISP_CUDA; }, "no CUDA backend"));
+  EXPECT_TRUE(refused([](Call& c) { c.args.device = CRISP_CUDA; },
+                      kWithCuda ? "must be float16 or bfloat16" : "no CUDA backend"));
   EXPECT_TRUE(refused([](Call& c) { c.args.causal = 2; }, "causal is 2, must be 0 or 1"));
   EXPECT_TRUE(refused([](Call& c) { c.policy.routing = 256; }, "policy.routing is 256"));
   EXPECT_TRUE(refused([](Call& c) { c.args.num_segments = -1; }, "num_segments is -1"));

@@ -1,4 +1,5 @@
 // refusals_call_test.cc - masks, contexts, outputs and policies outside the contract are refused.
+#include "core/device.h"
 #include "refusals.h"
 
 namespace crisp::test {
@@ -33,10 +34,10 @@ TEST(Refusals, Masks) {
 
 TEST(Refusals, Contexts) {
   const Refusal refusals[] = {
-      {"no CUDA here",
+      {"float32 on CUDA, or no CUDA here",
        kShapes,
        [](Bench& b) { b.context.device = Device::kCuda; },
-       {"context.device", "kCuda"}},
+       {kWithCuda ? "q.dtype" : "context.device", "kCuda"}},
       {"unknown device",
        kShapes,
        [](Bench& b) { b.context.device = Device{9}; },

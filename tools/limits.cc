@@ -91,27 +91,33 @@ int64_t largest(const std::function<Shape(int64_t)>& with) {
   return accepted;
 }
 
-void print_types() {
-  std::printf("## Types and sizes\n\n| what | accepted | else |\n|---|---|---|\n");
+// Rows of dtype and head_dim, with the sentences that refuse `other_dtype` and `other_dim`.
+void print_elements(crisp::Device device, DType other_dtype, int64_t other_dim) {
   std::printf("| dtype of q, k, v, out (one for all) |");
   constexpr const char* kNames[] = {"float32", "float16", "bfloat16"};
   const char* comma = " ";
   for (uint8_t dtype = 0; dtype < 3; ++dtype) {
-    if (!accepts(Shape{.dtype = DType(dtype)})) continue;
+    if (!accepts(Shape{.dtype = DType(dtype), .device = device})) continue;
     std::printf("%s%s", comma, kNames[dtype]);
     comma = ", ";
   }
-  std::printf(" | %s |\n", why(Shape{.dtype = DType(3)}).c_str());
+  std::printf(" | %s |\n", why(Shape{.dtype = other_dtype, .device = device}).c_str());
 
   int64_t first = 0, last = 0, count = 0;
   for (int64_t head_dim = 1; head_dim <= 4096; ++head_dim) {
-    if (!accepts(Shape{.head_dim = head_dim})) continue;
+    if (!accepts(Shape{.head_dim = head_dim, .device = device})) continue;
     if (first == 0) first = head_dim;
     last = head_dim;
     ++count;
   }
   std::printf("| head_dim | %" PRId64 " to %" PRId64 " in steps of %" PRId64 " | %s |\n", first,
-              last, (last - first) / (count - 1), why(Shape{.head_dim = 100}).c_str());
+              last, (last - first) / (count - 1),
+              why(Shape{.head_dim = other_dim, .device = device}).c_str());
+}
+
+void print_types() {
+  std::printf("## Types and sizes\n\n| what | accepted | else |\n|---|---|---|\n");
+  print_elements(crisp::Device::kCpu, DType(3), 100);
   std::printf("| q heads per kv head | any whole number | %s |\n",
               why(Shape{.num_q_heads = 9}).c_str());
   const int64_t heads =
@@ -120,7 +126,6 @@ void print_types() {
   std::printf("| softmax_scale | > 0 and finite | %s |\n", why(Shape{.softmax_scale = 0}).c_str());
   std::printf("| page_size of a paged KV cache | 1 and up, 0: contiguous | %s |\n",
               why(Shape{.kv_len = 8192, .page_size = 48}).c_str());
-  std::printf("| device | CPU | %s |\n", why(Shape{.device = crisp::Device::kCuda}).c_str());
 }
 
 void print_policies() {
@@ -187,6 +192,33 @@ void print_lengths() {
   }
 }
 
+// Only what differs; printed by builds that have the backend.
+void print_cuda() {
+  constexpr crisp::Device kCuda = crisp::Device::kCuda;
+  std::printf("\n## On CUDA\n\n");
+  std::printf("A build with a CUDA compiler also accepts `Device::kCuda`, on cards of compute ");
+  std::printf(
+      "capability 8.0 and up. What differs:\n\n| what | accepted | else |\n|---|---|---|\n");
+  print_elements(kCuda, DType::kFloat32, 264);
+  std::printf("| policy | Dense, a user's mask | %s |\n",
+              why(Shape{.device = kCuda}, crisp::Crisp{}).c_str());
+  std::printf("| q heads x tiles of queries | to 2^31 - 1 | %s |\n",
+              why(Shape{.q_len = int64_t{1} << 30,
+                        .kv_len = int64_t{1} << 30,
+                        .num_q_heads = 1024,
+                        .device = kCuda})
+                  .c_str());
+  std::printf("\nThe workspace of attend is, for 32 / 8 heads of 128:\n\n");
+  std::printf("| n | workspace |\n|---|---|\n");
+  for (const int64_t n : {8192, 131072, 524288, 1048576}) {
+    const Probe probe(Shape{.q_len = n, .kv_len = n, .device = kCuda});
+    std::printf(
+        "| %" PRId64 " | %s |\n", n,
+        size(crisp::workspace_bytes(probe.attention, crisp::Dense{}, probe.mask, probe.context))
+            .c_str());
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -199,5 +231,6 @@ int main() {
   print_types();
   print_policies();
   print_lengths();
+  if (accepts(Shape{.device = crisp::Device::kCuda})) print_cuda();
   return 0;
 }

@@ -28,7 +28,7 @@ std::vector<std::string> target_names(int64_t targets) {
 // Asked of the library itself, on a call that nothing else could refuse.
 std::string why_not_cuda() {
   Attention attention;
-  attention.q = {nullptr, DType::kFloat32, 1, 1, 64, 64, 64, 0};
+  attention.q = {nullptr, DType::kBFloat16, 1, 1, 64, 64, 64, 0};
   attention.k = attention.v = attention.q;
   attention.softmax_scale = 0.125f;
   Context context;

@@ -25,7 +25,7 @@ enum class Device : uint8_t { kCpu, kCuda };
 enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16 };
 
 // Borrowed [num_tokens, num_heads, head_dim]. Strides count elements and are >= 0 (0 repeats a row
-// of an input); head_dim has stride 1 and is a multiple of 8 in [8, 512].
+// of an input); head_dim has stride 1 and is a multiple of 8 in [8, 512], on CUDA in [8, 256].
 template <class Pointer>
 struct BasicTensor {
   Pointer data = nullptr;  // aligned to the element size
@@ -140,7 +140,11 @@ struct HeadReport {
   int64_t num_blocks = 0;                   // selected, over all q_blocks
 };
 
-// Where to run. All memory, workspace and report included, must belong to `device`.
+// Where to run. All memory but the list of segments, workspace and report included, must belong to
+// `device`; on CUDA to one device, of compute capability 8.0 or later, which need not be the
+// current one. CUDA runs float16 and bfloat16, and of the policies Dense and UserMask; calls
+// enqueue and return, may be captured into a graph, and read no entry of a block table on the host,
+// so ids out of range are not refused.
 enum class Stage : uint8_t { kProxy, kRoute, kSelect, kMask, kAttend };
 struct Context {
   Device device = Device::kCpu;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "attend/tile_task.h"
+#include "core/device.h"
 #include "core/parallel.h"
 #include "core/workspace.h"
 
@@ -91,6 +92,9 @@ TileTask CpuCall::task(int64_t tile) const {
 
 size_t attend_workspace_bytes(const Attention& attention, int64_t block_size,
                               const Context& context) {
+  if constexpr (kWithCuda) {
+    if (context.device == Device::kCuda) return attend_workspace_bytes_cuda(attention, block_size);
+  }
   Workspace workspace = Workspace::counting();
   carve(workspace, attention, block_size, resolve_num_threads(context.num_threads));
   return workspace.peak_bytes();
@@ -98,6 +102,10 @@ size_t attend_workspace_bytes(const Attention& attention, int64_t block_size,
 
 void attend_blocks(const Attention& attention, const BlockMask& mask, const Tensor& out, float* lse,
                    const Context& context) {
+  if constexpr (kWithCuda) {
+    if (context.device == Device::kCuda)
+      return attend_blocks_cuda(attention, mask, out, lse, context);
+  }
   const int num_threads = resolve_num_threads(context.num_threads);
   Workspace workspace(context.workspace);
   const AttendScratch scratch = carve(workspace, attention, mask.block_size, num_threads);

@@ -17,6 +17,11 @@ size_t attend_workspace_bytes(const Attention& attention, int64_t block_size,
 void attend_blocks(const Attention& attention, const BlockMask& mask, const Tensor& out, float* lse,
                    const Context& context);
 
+// The same on CUDA, in builds that have it; the device that owns the memory is current.
+size_t attend_workspace_bytes_cuda(const Attention& attention, int64_t block_size);
+void attend_blocks_cuda(const Attention& attention, const BlockMask& mask, const Tensor& out,
+                        float* lse, const Context& context);
+
 // Instruction set the CPU kernels run with on this machine, as Highway names it.
 const char* attend_target() noexcept;
 

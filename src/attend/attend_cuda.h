@@ -85,6 +85,13 @@ int tile_rows(int64_t head_dim);  // 128, or 64 where the accumulator would not 
 void enqueue(const CudaAttend& call, cudaStream_t stream);
 }  // namespace attend_sm80
 
+// ---- For tests and benchmarks, which want both families on one card.
+
+// From now on, in every thread: the sm_80 kernels also where the sm_90a ones would run.
+void force_sm80_for_tests(bool forced);
+// Whether the last attend of this thread was enqueued to the sm_90a kernels.
+bool last_ran_sm90_for_tests();
+
 #ifdef __CUDACC__
 // The segment that tile `tile` of a head belongs to: the last one that starts at or before it.
 // Segments without tiles are never returned.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/device.h"
 #include "core/half.h"
 #include "core/parallel.h"
 
@@ -43,6 +44,10 @@ int64_t row_start(const AnyTensor& tensor, int64_t token, int64_t head) {
 void merge_attention_states(const ConstTensor& out_a, const float* lse_a, const ConstTensor& out_b,
                             const float* lse_b, const Tensor& out, float* lse,
                             const Context& context) {
+  if constexpr (kWithCuda) {
+    if (context.device == Device::kCuda)
+      return merge_attention_states_cuda(out_a, lse_a, out_b, lse_b, out, lse, context);
+  }
   const auto merge_token = [&](int64_t token) {
     for (int64_t head = 0; head < out.num_heads; ++head) {
       const int64_t at = head * out.num_tokens + token;

@@ -9,5 +9,9 @@ namespace crisp {
 void merge_attention_states(const ConstTensor& out_a, const float* lse_a, const ConstTensor& out_b,
                             const float* lse_b, const Tensor& out, float* lse,
                             const Context& context);
+// The same on CUDA, in builds that have it; the device that owns the memory is current.
+void merge_attention_states_cuda(const ConstTensor& out_a, const float* lse_a,
+                                 const ConstTensor& out_b, const float* lse_b, const Tensor& out,
+                                 float* lse, const Context& context);
 
 }  // namespace crisp

@@ -1,10 +1,13 @@
-// cuda.h - the CUDA error macro, and what is asked of a device. Only .cu files include it.
+// cuda.h - the CUDA error macro and how a kernel is launched. Only .cu files include it.
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime.h>
 
+#include <cstdint>
 #include <sstream>
+#include <utility>
 
+#include "core/device.h"
 #include "crisp/crisp.h"
 
 namespace crisp {
@@ -18,17 +21,17 @@ namespace crisp {
   throw DeviceError(message.str());
 }
 
-// Makes `device` current while it lives, so that a caller on another device keeps his own.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device);
-  ~DeviceGuard();
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int previous_ = 0;
-};
+// Launches `kernel` over a line of blocks; to be checked with CRISP_CUDA_CHECK. The blocks are on
+// x, the one axis of a grid that is not limited to 65,535.
+template <class... Parameters, class... Arguments>
+cudaError_t launch_blocks(void (*kernel)(Parameters...), int64_t num_blocks, int num_threads,
+                          cudaStream_t stream, Arguments&&... arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(num_blocks));
+  config.blockDim = dim3(static_cast<unsigned>(num_threads));
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+}
 
 }  // namespace crisp
 

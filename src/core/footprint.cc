@@ -70,11 +70,12 @@ void Footprint::add_attention(const Attention& attention, bool with_v) {
   if (with_v) add_tensor("v.data", attention.v, false, pages.page_size);
   add_bytes("segments", attention.segments.data(),
             static_cast<int64_t>(attention.segments.size_bytes()), alignof(Segment), false);
+  if (!attention.segments.empty()) ranges_[num_ranges_ - 1].of_host = true;
   if (pages.page_size == 0) return;
   add_bytes("pages.block_table", pages.block_table,
             pages.num_rows * pages.row_stride * static_cast<int64_t>(sizeof(int32_t)),
             alignof(int32_t), false);
-  check_page_ids(attention);
+  if (device_ == Device::kCpu) check_page_ids(attention);
 }
 
 void Footprint::add_workspace(std::span<std::byte> workspace, size_t needed) {
@@ -106,6 +107,26 @@ void Footprint::check() const {
                   ", must be memory of its own: it is written");
     }
   }
+}
+
+int Footprint::cuda_device() const {
+  if constexpr (kWithCuda) {
+    const Range* first = nullptr;
+    int device = kHostMemory;
+    for (int i = 0; i < num_ranges_; ++i) {
+      const Range& range = ranges_[i];
+      if (range.of_host) continue;
+      const auto* data = reinterpret_cast<const void*>(range.begin);
+      const int owner = device_of(data);
+      CRISP_CHECK(owner != kHostMemory, range.name, " is at ", data,
+                  ", which is host memory, must be memory of a CUDA device");
+      CRISP_CHECK(first == nullptr || owner == device, range.name, " is memory of CUDA device ",
+                  owner, ", must be of device ", device, ", which owns ", first->name);
+      if (first == nullptr) first = &range, device = owner;
+    }
+    return first == nullptr ? current_device() : device;
+  }
+  return kHostMemory;
 }
 
 }  // namespace crisp

@@ -90,10 +90,11 @@ void check_policy(const Policy& policy, const Attention& attention, const BlockM
 }
 
 void check_context(const Context& context) {
-  CRISP_CHECK(context.device != Device::kCuda,
+  CRISP_CHECK(kWithCuda || context.device != Device::kCuda,
               "context.device is kCuda, must be kCpu: this build has no CUDA backend");
-  CRISP_CHECK(context.device == Device::kCpu, "context.device is ",
-              static_cast<int>(context.device), ", must be kCpu (0)");
+  CRISP_CHECK(context.device == Device::kCpu || context.device == Device::kCuda,
+              "context.device is ", static_cast<int>(context.device), ", must be kCpu (0)",
+              kWithCuda ? " or kCuda (1)" : "");
   CRISP_CHECK(context.num_threads >= 0 && context.num_threads <= kMaxThreads,
               "context.num_threads is ", context.num_threads, ", must be in [0, ", kMaxThreads,
               "]");

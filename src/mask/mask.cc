@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/device.h"
+
 namespace crisp {
 namespace {
 
@@ -23,17 +25,23 @@ void fill_mask(const HeadBatch& batch, const ProxyMap& map, const Routes& routes
 }
 
 void fill_dense(const HeadBatch& batch, const BlockMask& mask, HeadReport* report, const Run& run) {
-  run.require_cpu();
   if (run.is_counting()) return;
-  fill_dense_cpu({batch, mask, report, threads_for(batch, mask, run)});
+  const MaskJob job{batch, mask, report, threads_for(batch, mask, run)};
+  if (run.context.device == Device::kCpu) fill_dense_cpu(job);
+  if constexpr (kWithCuda) {
+    if (run.context.device == Device::kCuda) fill_dense_cuda(job, run.context.stream);
+  }
   run.finished(Stage::kMask);
 }
 
 void copy_mask(const HeadBatch& batch, const BlockMask& source, const BlockMask& mask,
                HeadReport* report, const Run& run) {
-  run.require_cpu();
   if (run.is_counting()) return;
-  copy_mask_cpu({batch, mask, report, threads_for(batch, mask, run)}, source);
+  const MaskJob job{batch, mask, report, threads_for(batch, mask, run)};
+  if (run.context.device == Device::kCpu) copy_mask_cpu(job, source);
+  if constexpr (kWithCuda) {
+    if (run.context.device == Device::kCuda) copy_mask_cuda(job, source, run.context.stream);
+  }
   run.finished(Stage::kMask);
 }
 
