@@ -28,5 +28,9 @@ void route_by_structural_mass_cpu(const HeadBatch& batch, const ProxyMap& map, f
                                   const Routes& routes);
 void route_by_js_distance_cpu(const HeadBatch& batch, const ProxyMap& map, float tau,
                               const Routes& routes);
+void route_by_structural_mass_cuda(const HeadBatch& batch, const ProxyMap& map, float tau_proxy,
+                                   const Routes& routes, CUstream_st* stream);
+void route_by_js_distance_cuda(const HeadBatch& batch, const ProxyMap& map, float tau,
+                               const Routes& routes, CUstream_st* stream);
 
 }  // namespace crisp
