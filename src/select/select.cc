@@ -4,11 +4,19 @@ namespace crisp {
 namespace {
 
 Kept run_rule(SelectJob job, Run& run) {
-  run.require_cpu();
   const int64_t num_blocks = job.batch.segment.num_kv_blocks;
   job.kept.num_blocks = num_blocks;
   job.kept.vertical = run.workspace.take<uint32_t>(job.batch.num_heads * job.kept.words());
   job.kept.slash = run.workspace.take<uint32_t>(job.batch.num_heads * job.kept.words());
+#ifdef CRISP_WITH_CUDA
+  if (run.is_cuda()) {
+    if (run.is_counting()) return job.kept;
+    select_cuda(job, run.context.stream);
+    run.finished(Stage::kSelect);
+    return job.kept;
+  }
+#endif
+  run.require_cpu();
   const size_t mark = run.workspace.mark();
   job.num_threads = run.num_threads();
   job.order = run.workspace.take<int32_t>(job.num_threads * num_blocks);

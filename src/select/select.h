@@ -60,11 +60,12 @@ struct SelectJob {
   NoiseFloor noise_floor = NoiseFloor::kMean;
   TokenBudget budget{};      // kTokenBudget only
   Kept kept{};               // written
-  int32_t* order = nullptr;  // [num_workers, num_blocks] scratch
-  float* masses = nullptr;   // [num_workers, num_blocks] scratch
+  int32_t* order = nullptr;  // [num_workers, num_blocks] scratch, CPU only
+  float* masses = nullptr;   // [num_workers, num_blocks] scratch, CPU only
   int num_threads = 1;
 };
 
 void select_cpu(const SelectJob& job);
+void select_cuda(const SelectJob& job, CUstream_st* stream);
 
 }  // namespace crisp
