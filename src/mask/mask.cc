@@ -18,8 +18,15 @@ int threads_for(const HeadBatch& batch, const BlockMask& mask, const Run& run) {
 
 void fill_mask(const HeadBatch& batch, const ProxyMap& map, const Routes& routes, const Kept& kept,
                const BlockMask& mask, HeadReport* report, const Run& run) {
-  run.require_cpu();
   if (run.is_counting()) return;
+#ifdef CRISP_WITH_CUDA
+  if (run.is_cuda()) {
+    fill_mask_cuda({batch, mask, report, 0}, map, routes, kept, run.context.stream);
+    run.finished(Stage::kMask);
+    return;
+  }
+#endif
+  run.require_cpu();
   fill_mask_cpu({batch, mask, report, threads_for(batch, mask, run)}, map, routes, kept);
   run.finished(Stage::kMask);
 }

@@ -39,6 +39,8 @@ struct MaskJob {
 };
 
 void fill_mask_cpu(const MaskJob& job, const ProxyMap& map, const Routes& routes, const Kept& kept);
+void fill_mask_cuda(const MaskJob& job, const ProxyMap& map, const Routes& routes, const Kept& kept,
+                    CUstream_st* stream);
 void fill_dense_cpu(const MaskJob& job);
 void copy_mask_cpu(const MaskJob& job, const BlockMask& source);
 void fill_dense_cuda(const MaskJob& job, CUstream_st* stream);
