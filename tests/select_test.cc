@@ -248,26 +248,31 @@ TEST(Select, TokenBudgetTopsUp) {
 
 // ---- token budgets
 
+Staged<TokenBudget> token_budget(const HeadBatch& batch, std::vector<Pattern> patterns,
+                                 float gamma) {
+  const Context context{.num_threads = 2};
+  return {context, [&](auto& run) {
+            const ProxyMap map = compute_proxy_map(batch, {}, run);
+            return count_token_budget(batch, map, {patterns.data(), nullptr}, gamma, 1, run);
+          }};
+}
+
+// Head 0 is pooled, which wants the slash masses alone; the others are Vertical-Slash.
 void expect_token_budgets(const Inputs& inputs, float gamma) {
   const Call call(inputs);
   const HeadBatch batch = batch_of(call.attention);
   std::vector<Pattern> patterns(static_cast<size_t>(batch.num_heads), Pattern::kVerticalSlash);
-  struct Both {
-    ProxyMap map;
-    TokenBudget budget;
-  };
-  const Context context{.num_threads = 2};
-  const Staged<Both> staged(context, [&](auto& run) {
-    const ProxyMap map = compute_proxy_map(batch, {}, run);
-    return Both{map, count_token_budget(batch, map, {patterns.data(), nullptr}, gamma, 1, run)};
-  });
-  const TokenBudget& budget = staged.result.budget;
+  patterns[0] = Pattern::kPooled;
+  const Staged<TokenBudget> staged = token_budget(batch, patterns, gamma);
+  const TokenBudget& budget = staged.result;
   for (int64_t h = 0; h < batch.num_heads; ++h) {
     SCOPED_TRACE(::testing::Message() << "head " << h << " of " << inputs.config);
     const reference::ProxyMap want =
         reference::proxy_map(reference_head(inputs, inputs.segments[0], h), 128, 128);
-    EXPECT_EQ(budget.num_vertical[h], reference::token_count_budget(want.a_v, gamma, 1));
-    EXPECT_EQ(budget.num_slash[h], reference::token_count_budget(want.a_s, gamma, 1));
+    if (h > 0) {
+      EXPECT_EQ(budget.num_vertical[h], reference::token_count_budget(want.a_v, gamma, 1));
+      EXPECT_EQ(budget.num_slash[h], reference::token_count_budget(want.a_s, gamma, 1));
+    }
     const std::vector<double> slash = reference::left_aligned_slash_sums(want.a_s);
     for (size_t b = 0; b < slash.size(); ++b) {
       const size_t at = static_cast<size_t>(h) * slash.size() + b;
@@ -293,6 +298,26 @@ TEST(TokenBudget, LikeReference) {
     c.seed = static_cast<uint64_t>(lengths.kv_len);
     expect_token_budgets(structured_inputs(c), 0.95f);
     expect_token_budgets(structured_inputs(c), 0.6f);
+  }
+}
+
+// Routing calls such heads dense. Were one called Vertical-Slash, it would still get some count.
+TEST(TokenBudget, NanIsOrderedToo) {
+  Case c;
+  c.num_q_heads = c.num_kv_heads = 2;
+  c.head_dim = 16;
+  c.segments = {{1500, 1500}};
+  Inputs inputs = structured_inputs(c);
+  inputs.q.row(1400, 0)[3] = std::nanf("");  // every mass of head 0
+  inputs.k.row(700, 1)[0] = std::nanf("");   // and of head 1
+  const Call call(inputs);
+  const Staged<TokenBudget> staged =
+      token_budget(batch_of(call.attention), {2, Pattern::kVerticalSlash}, 0.95f);
+  for (int64_t h = 0; h < 2; ++h) {
+    for (const int64_t num : {staged.result.num_vertical[h], staged.result.num_slash[h]}) {
+      EXPECT_GE(num, 1);
+      EXPECT_LE(num, 12);
+    }
   }
 }
 

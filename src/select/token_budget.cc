@@ -23,7 +23,9 @@ TokenBudget count_token_budget(const HeadBatch& batch, const ProxyMap& map, cons
   TokenBudget budget;
   budget.num_vertical = run.workspace.take<int64_t>(batch.num_heads);
   budget.num_slash = run.workspace.take<int64_t>(batch.num_heads);
-  budget.left_aligned_slash = run.workspace.take<float>(batch.num_heads * map.num_blocks);
+  budget.left_aligned_slash = kv_len % kBlockSize == 0
+                                  ? map.slash
+                                  : run.workspace.take<float>(batch.num_heads * map.num_blocks);
 
   const size_t mark = run.workspace.mark();
   constexpr int64_t panel_floats = kBlockSize * ProxyRows::kSlotAlignment;

@@ -21,7 +21,8 @@ struct TokenBudget {
   int64_t* num_vertical = nullptr;  // [num_heads]
   int64_t* num_slash = nullptr;     // [num_heads]
   // [num_heads, num_blocks] by Delta: slash mass bucketed by the column t = kv_len - 1 - offset
-  // that the diagonal meets in the last row, Delta = num_blocks - 1 - t / 128.
+  // that the diagonal meets in the last row, Delta = num_blocks - 1 - t / 128. This is map.slash
+  // where kv_len is a multiple of 128: then Delta = offset / 128.
   float* left_aligned_slash = nullptr;
 };
 
@@ -62,6 +63,7 @@ struct TokenBudgetJob {
   TokenBudget budget;
   TokenScratch scratch;
   int num_workers;
+  bool shares_slash() const { return budget.left_aligned_slash == map.slash; }
 };
 
 void token_budget_cpu(const TokenBudgetJob& job);

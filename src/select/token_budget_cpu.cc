@@ -4,7 +4,8 @@
 #include "hwy/foreach_target.h"
 // Highway wants its own include first.
 #include <algorithm>
-#include <functional>
+#include <bit>
+#include <numeric>
 
 #include "core/parallel.h"
 #include "core/tile-inl.h"
@@ -17,19 +18,23 @@ namespace HWY_NAMESPACE {
 namespace {
 
 // One vector of queries against num_keys keys: A = exp2(score - lse) / rows, 0 for keys behind a
-// query. Key c adds to columns[c] lane by lane, and to the offsets first_offset - c + lane.
+// query. Key c adds to columns[c] lane by lane, and to the offsets first_offset - c + lane. Every
+// kLanes-th key in turn: the offsets of neighbours overlap, and a load that overlaps the store just
+// before it waits for it to leave the core.
 HWY_NOINLINE void AddTokenMasses(const float* scores, int64_t num_keys, VF lse, VF inverse_rows,
                                  float* columns, float* offsets, int64_t first_offset) {
   const F32 f;
   const VF lane = hn::Iota(f, 0.0f);
-  for (int64_t c = 0; c < num_keys; ++c) {
-    const int64_t offset = first_offset - c;
-    VF mass = hn::Mul(Exp2(hn::Sub(hn::Load(f, scores + c * kPanel), lse)), inverse_rows);
-    if (offset < 0) {
-      mass = hn::IfThenElseZero(hn::Ge(lane, hn::Set(f, static_cast<float>(-offset))), mass);
+  for (int64_t first = 0; first < kLanes; ++first) {
+    for (int64_t c = first; c < num_keys; c += kLanes) {
+      const int64_t offset = first_offset - c;
+      VF mass = hn::Mul(Exp2(hn::Sub(hn::Load(f, scores + c * kPanel), lse)), inverse_rows);
+      if (offset < 0) {
+        mass = hn::IfThenElseZero(hn::Ge(lane, hn::Set(f, static_cast<float>(-offset))), mass);
+      }
+      hn::Store(hn::Add(hn::Load(f, columns + c * kLanes), mass), f, columns + c * kLanes);
+      hn::StoreU(hn::Add(hn::LoadU(f, offsets + offset), mass), f, offsets + offset);
     }
-    hn::Store(hn::Add(hn::Load(f, columns + c * kLanes), mass), f, columns + c * kLanes);
-    hn::StoreU(hn::Add(hn::LoadU(f, offsets + offset), mass), f, offsets + offset);
   }
 }
 
@@ -52,7 +57,8 @@ void ComputeTokenMasses(const TokenBudgetJob& job, const TokenScratch& scratch, 
     const int64_t num_keys = std::min(kBlockSize, kv_len - first_key);
     LoadRows(k, first_key, num_keys, scratch.keys);
     std::fill_n(scratch.columns, num_keys * kLanes, 0.0f);
-    for (int64_t slot = 0; slot < rows.num_slots; slot += kPanel) {
+    for (int64_t slot = rows.first_slot() / kPanel * kPanel;
+         slot < rows.first_slot() + rows.num_rows; slot += kPanel) {
       const int64_t first_offset = rows.slots_position + slot - first_key;
       const int64_t num_seen = std::clamp<int64_t>(first_offset + kPanel, 0, num_keys);
       ScorePanel(scratch.keys, head_dim, num_seen, scratch.queries + slot * head_dim, head_dim,
@@ -82,16 +88,33 @@ namespace {
 
 HWY_EXPORT(ComputeTokenMasses);
 
-// Sorts the masses of all tokens and turns the count that gamma asks for into blocks.
-int64_t blocks_for_gamma(float* masses, int64_t num_tokens, float gamma, int64_t min_blocks) {
-  std::sort(masses, masses + num_tokens, std::greater<float>());
-  int64_t num = 1;
+// Number of tokens whose cumulative mass, heaviest first, is <= gamma: a quickselect by weight.
+int64_t tokens_within(float* masses, int64_t num_tokens, double gamma) {
+  // Masses are >= 0, so their bits order them. A NaN has its place in that order too, where among
+  // floats it would lead the partition out of the range.
+  const auto is_heavier = [](float a, float b) {
+    return std::bit_cast<uint32_t>(a) > std::bit_cast<uint32_t>(b);
+  };
+  // [masses, begin) are the heaviest and hold `covered` <= gamma; no token from `end` on fits.
+  float *begin = masses, *end = masses + num_tokens;
   double covered = 0;
-  for (int64_t t = 0; t < num_tokens; ++t) {
-    covered += masses[t];
-    if (covered > double{gamma}) break;
-    ++num;
+  while (begin != end) {
+    float* middle = begin + (end - begin) / 2;
+    std::nth_element(begin, middle, end, is_heavier);
+    const double sum = std::accumulate(begin, middle + 1, covered);
+    if (sum > gamma) {
+      end = middle;
+    } else {
+      begin = middle + 1;
+      covered = sum;
+    }
   }
+  return begin - masses;
+}
+
+// The blocks that TokenBudget gives a direction. Reorders the masses.
+int64_t blocks_for_gamma(float* masses, int64_t num_tokens, float gamma, int64_t min_blocks) {
+  const int64_t num = 1 + tokens_within(masses, num_tokens, gamma);
   return std::min(std::max(num / kBlockSize + 1, min_blocks), ceil_div(num_tokens, kBlockSize));
 }
 
@@ -105,15 +128,18 @@ void sum_left_aligned(const float* by_offset, int64_t kv_len, int64_t num_blocks
 }
 
 void count_head(const TokenBudgetJob& job, int worker, int64_t head) {
-  if (job.routes.pattern[head] == Pattern::kDense) return;
+  const Pattern pattern = job.routes.pattern[head];
+  if (pattern == Pattern::kDense || (pattern == Pattern::kPooled && job.shares_slash())) return;
   const int64_t kv_len = job.batch.segment.kv_len, num_blocks = job.map.num_blocks;
   const TokenScratch scratch =
       job.scratch.of_worker(worker, kv_len, job.rows.num_slots, job.batch.attention->q.head_dim);
   HWY_DYNAMIC_DISPATCH(ComputeTokenMasses)(job, scratch, head);
   float* by_offset = scratch.slash + TokenScratch::kMargin;
-  sum_left_aligned(by_offset, kv_len, num_blocks,
-                   job.budget.left_aligned_slash + head * num_blocks);
-  if (job.routes.pattern[head] != Pattern::kVerticalSlash) return;
+  if (!job.shares_slash()) {
+    sum_left_aligned(by_offset, kv_len, num_blocks,
+                     job.budget.left_aligned_slash + head * num_blocks);
+  }
+  if (pattern != Pattern::kVerticalSlash) return;
   job.budget.num_vertical[head] =
       blocks_for_gamma(scratch.vertical, kv_len, job.gamma, job.min_blocks);
   job.budget.num_slash[head] = blocks_for_gamma(by_offset, kv_len, job.gamma, job.min_blocks);
