@@ -1,10 +1,6 @@
 // flex_prefill.cc - FlexPrefill (arXiv 2502.20766): the published code, or the paper's form.
-#include "core/head_batch.h"
-#include "core/run.h"
-#include "mask/mask.h"
+#include "policy/batched.h"
 #include "policy/policy.h"
-#include "policy/tokens.h"
-#include "proxy/proxy.h"
 #include "route/route.h"
 #include "select/pooled.h"
 #include "select/select.h"
@@ -26,7 +22,7 @@ Crisp as_crisp(const FlexPrefill& policy) {
   return crisp;
 }
 
-// The published code, for the heads of one batch.
+// The published code.
 void select_batch(const HeadBatch& batch, const FlexPrefill& policy, const BlockMask& mask,
                   HeadReport* report, Run& run) {
   Forced forced;
@@ -41,18 +37,6 @@ void select_batch(const HeadBatch& batch, const FlexPrefill& policy, const Block
   fill_mask(batch, map, routes, kept, mask, report, run);
 }
 
-void select(const Attention& attention, const FlexPrefill& policy, const BlockMask& mask,
-            std::span<HeadReport> report, Run& run) {
-  for_each_head_batch(attention, kBlockSize, proxy_heads_per_batch, [&](const HeadBatch& batch) {
-    if (keeps_dense(batch.segment, policy.dense_below_tokens)) {
-      return fill_dense(batch, mask, batch.rows_of(report), run);
-    }
-    const size_t mark = run.workspace.mark();
-    select_batch(batch, policy, mask, batch.rows_of(report), run);
-    run.workspace.rewind(mark);
-  });
-}
-
 }  // namespace
 
 size_t select_workspace_bytes(const Attention& attention, const FlexPrefill& policy,
@@ -60,10 +44,7 @@ size_t select_workspace_bytes(const Attention& attention, const FlexPrefill& pol
   if (policy.variant == FlexPrefill::Variant::kPaper) {
     return select_workspace_bytes(attention, as_crisp(policy), context);
   }
-  Workspace counting = Workspace::counting();
-  Run run{context, counting};
-  select(attention, policy, {}, {}, run);
-  return counting.peak_bytes();
+  return batched_workspace_bytes(attention, policy, select_batch, context);
 }
 
 void run_policy(const Attention& attention, const FlexPrefill& policy, const BlockMask& mask,
@@ -71,9 +52,7 @@ void run_policy(const Attention& attention, const FlexPrefill& policy, const Blo
   if (policy.variant == FlexPrefill::Variant::kPaper) {
     return run_policy(attention, as_crisp(policy), mask, context, report);
   }
-  Workspace workspace(context.workspace);
-  Run run{context, workspace};
-  select(attention, policy, mask, report, run);
+  run_in_batches(attention, policy, select_batch, mask, context, report);
 }
 
 }  // namespace crisp
