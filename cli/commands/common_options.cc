@@ -34,6 +34,12 @@ void DeviceOptions::check() const {
 
 int DeviceOptions::resolved_threads() const { return resolve_num_threads(num_threads); }
 
+Context DeviceOptions::context() const {
+  Context context;
+  context.num_threads = num_threads;
+  return context;
+}
+
 void print_json(const nlohmann::ordered_json& document, int indent) {
   fmt::print("{}\n",
              document.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace));

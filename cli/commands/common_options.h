@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "crisp/crisp.h"
+
 namespace crisp::cli {
 
 // --device and --threads.
@@ -16,6 +18,7 @@ struct DeviceOptions {
   // Throws UsageError for a device this build does not have.
   void check() const;
   int resolved_threads() const;  // 0 as the number of cores
+  Context context() const;       // without a workspace
 };
 
 // Prints to stdout, a document on `indent` columns (-1: one line). Bytes of a file name that are

@@ -149,12 +149,8 @@ Run make_run(const Attention& attention, const Policy& policy, bool with_lse) {
 
 void execute(const Attention& attention, Run& run, int num_threads, int repeats,
              double max_seconds) {
-  Context context{.device = Device::kCpu,
-                  .stream = nullptr,
-                  .num_threads = num_threads,
-                  .workspace = {},
-                  .on_stage = nullptr,
-                  .on_stage_user = nullptr};
+  Context context;
+  context.num_threads = num_threads;
   const size_t bytes = workspace_bytes(attention, run.policy, run.mask, context);
   const Buffer workspace(static_cast<int64_t>(bytes), "the workspace");
   context.workspace = workspace.bytes();

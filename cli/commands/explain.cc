@@ -84,12 +84,7 @@ Json explain(const ExplainOptions& options) {
   const Policy policy = options.policy.policy(options.policy.kind);
   const int64_t q_len = options.q_len.value_or(options.kv_len);
   const Attention attention = shape_of(options, q_len, options.kv_len, dtype);
-  const Context context{.device = Device::kCpu,
-                        .stream = nullptr,
-                        .num_threads = options.device.num_threads,
-                        .workspace = {},
-                        .on_stage = nullptr,
-                        .on_stage_user = nullptr};
+  const Context context = options.device.context();
   Json out;
   out["shape"] = {{"num_q_heads", options.q_heads},
                   {"num_kv_heads", options.kv_heads},

@@ -114,12 +114,7 @@ Job make_job(const PrefillOptions& options, const std::vector<std::string>& path
   if (!options.policy.mask_file.empty()) {
     job.mask = files::load_mask(options.policy.mask_file, mask);
   }
-  const Context context{.device = Device::kCpu,
-                        .stream = nullptr,
-                        .num_threads = options.device.num_threads,
-                        .workspace = {},
-                        .on_stage = nullptr,
-                        .on_stage_user = nullptr};
+  const Context context = options.device.context();
   for (const PolicyKind kind : policies_to_run(options)) {
     job.policies.push_back(kind == PolicyKind::kMask ? Policy(UserMask{job.mask->mask})
                                                      : options.policy.policy(kind));

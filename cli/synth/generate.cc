@@ -12,49 +12,53 @@ namespace {
 // Shares of the whole work, for the progress report; solving dominates.
 constexpr double kKeyShare = 0.2, kSolveShare = 0.6;
 
-struct Tiles {
+// Calls make(positions, rotations, rows) for every block of positions, and reports `share` of the
+// whole work, on top of `done`, as it goes. `rows` is scratch for one block of one head.
+template <class Make>
+void for_each_block(const Plan& plan, double done, double share, const Progress& progress,
+                    Make&& make) {
+  const LayerSpec& spec = plan.spec;
   Rotations rotations;
-  std::vector<float> rows;
-};
+  std::vector<float> rows(static_cast<size_t>(kBlock * spec.head_dim));
+  for (int64_t block = 0; block < plan.num_blocks(); ++block) {
+    const Positions positions{block * kBlock, std::min(kBlock, spec.num_tokens - block * kBlock)};
+    fill_rotations(plan, positions, rotations);
+    make(positions, rotations, rows.data());
+    if (progress)
+      progress(done +
+               share * static_cast<double>(block + 1) / static_cast<double>(plan.num_blocks()));
+  }
+}
+
+// Stores a block of rows of one head into a tensor [heads, num_tokens, head_dim].
+void store_rows(const LayerSpec& spec, int64_t head, const Positions& positions, const float* rows,
+                DType dtype, void* tensor) {
+  store_elements(dtype, rows, tensor, (head * spec.num_tokens + positions.first) * spec.head_dim,
+                 positions.count * spec.head_dim);
+}
 
 void write_keys_and_values(const Plan& plan, const Output& output, const Progress& progress) {
   const LayerSpec& spec = plan.spec;
-  Tiles tiles;
-  tiles.rows.resize(static_cast<size_t>(kBlock * spec.head_dim));
-  for (int64_t block = 0; block < plan.num_blocks(); ++block) {
-    const Positions positions{block * kBlock, std::min(kBlock, spec.num_tokens - block * kBlock)};
-    fill_rotations(plan, positions, tiles.rotations);
-    for (int64_t g = 0; g < spec.num_kv_heads; ++g) {
-      const int64_t first = (g * spec.num_tokens + positions.first) * spec.head_dim;
-      const int64_t count = positions.count * spec.head_dim;
-      make_key_rows(plan, g, positions, tiles.rotations, tiles.rows.data());
-      store_elements(output.dtype, tiles.rows.data(), output.k, first, count);
-      make_value_rows(plan, g, positions, tiles.rows.data());
-      store_elements(output.dtype, tiles.rows.data(), output.v, first, count);
-    }
-    if (progress)
-      progress(kKeyShare * static_cast<double>(block + 1) / static_cast<double>(plan.num_blocks()));
-  }
+  for_each_block(plan, 0, kKeyShare, progress,
+                 [&](const Positions& positions, const Rotations& rotations, float* rows) {
+                   for (int64_t g = 0; g < spec.num_kv_heads; ++g) {
+                     make_key_rows(plan, g, positions, rotations, rows);
+                     store_rows(spec, g, positions, rows, output.dtype, output.k);
+                     make_value_rows(plan, g, positions, rows);
+                     store_rows(spec, g, positions, rows, output.dtype, output.v);
+                   }
+                 });
 }
 
 void write_queries(const Plan& plan, const Output& output, const Progress& progress) {
   const LayerSpec& spec = plan.spec;
-  Tiles tiles;
-  tiles.rows.resize(static_cast<size_t>(kBlock * spec.head_dim));
-  for (int64_t block = 0; block < plan.num_blocks(); ++block) {
-    const Positions positions{block * kBlock, std::min(kBlock, spec.num_tokens - block * kBlock)};
-    fill_rotations(plan, positions, tiles.rotations);
-    for (int64_t h = 0; h < spec.num_q_heads; ++h) {
-      make_query_rows(plan, h, positions, tiles.rotations, tiles.rows.data());
-      store_elements(output.dtype, tiles.rows.data(), output.q,
-                     (h * spec.num_tokens + positions.first) * spec.head_dim,
-                     positions.count * spec.head_dim);
-    }
-    if (progress)
-      progress(kKeyShare + kSolveShare +
-               (1 - kKeyShare - kSolveShare) * static_cast<double>(block + 1) /
-                   static_cast<double>(plan.num_blocks()));
-  }
+  for_each_block(plan, kKeyShare + kSolveShare, 1 - kKeyShare - kSolveShare, progress,
+                 [&](const Positions& positions, const Rotations& rotations, float* rows) {
+                   for (int64_t h = 0; h < spec.num_q_heads; ++h) {
+                     make_query_rows(plan, h, positions, rotations, rows);
+                     store_rows(spec, h, positions, rows, output.dtype, output.q);
+                   }
+                 });
 }
 
 }  // namespace
