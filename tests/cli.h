@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -55,7 +56,8 @@ class Cli : public ::testing::Test {
 
   std::string file(const std::string& name) const { return (folder_ / name).string(); }
 
-  Outcome run(const Words& arguments) const {
+  // `max_file_bytes`: a write that would make a file larger fails, as on a full disk.
+  Outcome run(const Words& arguments, rlim_t max_file_bytes = RLIM_INFINITY) const {
     const std::string out = file("stdout"), err = file("stderr");
     const pid_t child = fork();
     if (child == 0) {
@@ -64,6 +66,11 @@ class Cli : public ::testing::Test {
       };
       redirect(out, STDOUT_FILENO);
       redirect(err, STDERR_FILENO);
+      const rlimit limit{max_file_bytes, max_file_bytes};
+      if (max_file_bytes != RLIM_INFINITY) {
+        signal(SIGXFSZ, SIG_IGN);
+        setrlimit(RLIMIT_FSIZE, &limit);
+      }
       std::vector<char*> argv = {const_cast<char*>(CRISP_BINARY)};
       for (const std::string& word : arguments) argv.push_back(const_cast<char*>(word.c_str()));
       argv.push_back(nullptr);

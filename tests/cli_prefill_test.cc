@@ -109,6 +109,24 @@ TEST_F(Cli, MaskWrittenIsTheMaskUsed) {
                  "tensor 'mask': shape is [4, 12, 2], expected [4, 14, 2]");
 }
 
+// The mask would fit, the output does not.
+TEST_F(Cli, OutputsAreWrittenTogetherOrNotAtAll) {
+  const std::string input = make_input("a.safetensors", 1500, DType::kBFloat16);
+  std::ofstream(file("mask")) << "old";
+  const Outcome full =
+      run({"prefill", input, "--out", file("out"), "--mask-out", file("mask")}, 4096);
+  EXPECT_EQ(full.exit_code, 2);
+  EXPECT_THAT(full.err, HasSubstr("out: cannot be written: File too large"));
+  EXPECT_EQ(content_of(file("mask")), "old");
+  EXPECT_FALSE(fs::exists(file("out")));
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 2);  // no temporary file either
+  // A name that no rename could give is refused before anything is computed or written.
+  expect_refused(
+      {"prefill", input, "--out", file("out"), "--mask-out", file(std::string(300, 'm'))},
+      "cannot be written: File name too long");
+  EXPECT_FALSE(fs::exists(file("out")));
+}
+
 TEST_F(Cli, ThreadsDoNotChangeTheOutput) {
   const std::string input = make_input("a.safetensors", 1500, DType::kFloat16);
   EXPECT_EQ(run({"prefill", input, "--threads", "1", "--out", file("one")}).exit_code, 0);

@@ -171,7 +171,9 @@ TEST(Mask, ReadsBackWhatItWrites) {
   std::vector<uint64_t> words(static_cast<size_t>(mask.bytes() / 8));
   for (size_t i = 0; i < words.size(); ++i) words[i] = 0x123456789abcdefULL * (i + 1);
   mask.words = reinterpret_cast<uint32_t*>(words.data());
-  save_mask(path, mask);
+  AtomicFile written(path);
+  save_mask(written, mask);
+  written.commit();
   BlockMask expected = mask;
   expected.words = nullptr;
   const MaskFile file = load_mask(path, expected);

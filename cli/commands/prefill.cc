@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <list>
 #include <memory>
 
 #include "commands/commands.h"
@@ -161,6 +162,10 @@ void share_js_distance(std::vector<PolicyResult>& policies) {
 }
 
 void write_outputs(const PrefillOptions& options, const Run& run) {
+  std::list<files::AtomicFile> outputs;
+  if (!options.mask_out.empty()) {
+    files::save_mask(outputs.emplace_back(options.mask_out), run.mask);
+  }
   if (!options.out.empty()) {
     constexpr files::ElementType kTypes[] = {files::ElementType::kF32, files::ElementType::kF16,
                                              files::ElementType::kBF16};
@@ -169,9 +174,9 @@ void write_outputs(const PrefillOptions& options, const Run& run) {
         {"out", {kTypes[static_cast<size_t>(run.out.dtype)], shape, run.out_values.bytes()}},
         {"lse",
          {files::ElementType::kF32, {shape[0], shape[1]}, std::as_bytes(std::span(run.lse))}}};
-    files::write_safetensors(options.out, tensors);
+    files::write_safetensors(outputs.emplace_back(options.out), tensors);
   }
-  if (!options.mask_out.empty()) files::save_mask(options.mask_out, run.mask);
+  files::AtomicFile::commit_all(outputs);
 }
 
 // Outputs of policies that are neither dense nor chosen are dropped as soon as they are measured.

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <charconv>
+#include <list>
 #include <memory>
 #include <optional>
 
@@ -180,12 +181,6 @@ void check_outputs(const SynthOptions& options) {
   if (!options.truth.empty()) files::check_writable(options.truth);
 }
 
-void write_text(const std::string& path, const std::string& text) {
-  files::AtomicFile file(path);
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
-}
-
 int run_synth(const SynthOptions& options) {
   if (options.list) {
     print_presets();
@@ -214,11 +209,16 @@ int run_synth(const SynthOptions& options) {
   const files::NamedTensor tensors[] = {{"q", {type, q_shape, q.bytes()}},
                                         {"k", {type, kv_shape, k.bytes()}},
                                         {"v", {type, kv_shape, v.bytes()}}};
-  files::write_safetensors(options.out, tensors,
+  std::list<files::AtomicFile> outputs;
+  if (!options.truth.empty()) {
+    const std::string text = json + "\n";
+    outputs.emplace_back(options.truth).write(std::as_bytes(std::span(text)));
+  }
+  files::write_safetensors(outputs.emplace_back(options.out), tensors,
                            {{"scale", fmt::format("{:.9g}", truth.softmax_scale)},
                             {"preset", options.preset},
                             {"truth", json}});
-  if (!options.truth.empty()) write_text(options.truth, json + "\n");
+  files::AtomicFile::commit_all(outputs);
   progress.reset();
   if (options.json) {
     print_json(nlohmann::ordered_json::parse(json));

@@ -39,8 +39,12 @@ void check_writable(const std::string& path) {
   if (path.empty()) throw FileError("the name of the file to write is empty");
   const fs::path target = target_of(path);
   struct stat info {};
-  if (stat(target.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
-    fail(path, "cannot be written: exists and is not a regular file");
+  if (stat(target.c_str(), &info) == 0) {
+    if (!S_ISREG(info.st_mode)) {
+      fail(path, "cannot be written: exists and is not a regular file");
+    }
+  } else if (errno != ENOENT) {  // a name that is too long, ...
+    fail(path, "cannot be written: ", std::strerror(errno));
   }
   const fs::path folder = folder_of(target);
   if (stat(folder.c_str(), &info) != 0) {
@@ -88,8 +92,21 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
 }
 
 void AtomicFile::commit() {
-  // Flushed before the rename, or a crash could leave the new name with no content.
+  flush();
+  replace();
+}
+
+void AtomicFile::commit_all(std::list<AtomicFile>& files) {
+  for (AtomicFile& file : files) file.flush();
+  for (AtomicFile& file : files) file.replace();
+}
+
+// Before the rename, or a crash could leave the new name with no content.
+void AtomicFile::flush() {
   if (fsync(fd_) != 0) fail(path_, "cannot be written: ", std::strerror(errno));
+}
+
+void AtomicFile::replace() {
   if (rename(temporary_.c_str(), target_.c_str()) != 0) {
     fail(path_, "cannot be replaced: ", std::strerror(errno));
   }

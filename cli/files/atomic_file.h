@@ -1,7 +1,8 @@
-// atomic_file.h - writes a file as a whole or not at all.
+// atomic_file.h - writes a file, or several, as a whole or not at all.
 #pragma once
 
 #include <cstddef>
+#include <list>
 #include <span>
 #include <string>
 
@@ -21,10 +22,16 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
+  const std::string& path() const { return path_; }
   void write(std::span<const std::byte> bytes);
   void commit();
+  // commit() of all. Every file is on disk before the first takes its name: what fails before then
+  // leaves all names as they were.
+  static void commit_all(std::list<AtomicFile>& files);
 
  private:
+  void flush();
+  void replace();
   std::string path_, target_, temporary_;  // target_: path_ with a symbolic link followed
   int fd_ = -1;
 };

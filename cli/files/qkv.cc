@@ -222,13 +222,13 @@ MaskFile load_mask(const std::string& path, const BlockMask& expected) {
   return out;
 }
 
-void save_mask(const std::string& path, const BlockMask& mask) {
+void save_mask(AtomicFile& file, const BlockMask& mask) {
   const NamedTensor tensor{
       "mask",
       {ElementType::kU32,
        {mask.num_heads, mask.num_q_blocks, mask.words_per_row()},
        {reinterpret_cast<const std::byte*>(mask.words), static_cast<size_t>(mask.bytes())}}};
-  write_safetensors(path, {&tensor, 1},
+  write_safetensors(file, {&tensor, 1},
                     {{"block_size", std::to_string(mask.block_size)},
                      {"num_kv_blocks", std::to_string(mask.num_kv_blocks)}});
 }

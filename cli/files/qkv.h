@@ -59,7 +59,7 @@ struct MaskFile {
 // shape of `expected` (as mask_for gives it) and, if the file says its block_size, that one.
 MaskFile load_mask(const std::string& path, const BlockMask& expected);
 
-// The same, written with block_size and num_kv_blocks as metadata.
-void save_mask(const std::string& path, const BlockMask& mask);
+// The same, written with block_size and num_kv_blocks as metadata; the caller commits.
+void save_mask(AtomicFile& file, const BlockMask& mask);
 
 }  // namespace crisp::files

@@ -182,12 +182,17 @@ const TensorView& SafetensorsFile::tensor(std::string_view name) const {
   fail(path(), "has no tensor ", printable(name), "; it holds ", listed == 0 ? "none" : names);
 }
 
-void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
+void write_safetensors(AtomicFile& file, std::span<const NamedTensor> tensors,
                        const std::map<std::string, std::string, std::less<>>& metadata) {
-  const std::string header = header_bytes(path, tensors, metadata);
-  AtomicFile file(path);
+  const std::string header = header_bytes(file.path(), tensors, metadata);
   file.write(std::as_bytes(std::span(header)));
   for (const NamedTensor& named : tensors) file.write(named.tensor.data);
+}
+
+void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
+                       const std::map<std::string, std::string, std::less<>>& metadata) {
+  AtomicFile file(path);
+  write_safetensors(file, tensors, metadata);
   file.commit();
 }
 

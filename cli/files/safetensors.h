@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "files/atomic_file.h"
 #include "files/mapped_file.h"
 
 namespace crisp::files {
@@ -78,8 +79,11 @@ struct NamedTensor {
   TensorView tensor;
 };
 
-// Writes atomically (atomic_file.h), in the given order, data 64-byte aligned in the file. Each
-// tensor's data must be as long as its shape says; names must be unique. Throws FileError.
+// Writes in the given order, data 64-byte aligned in the file; the caller commits. Each tensor's
+// data must be as long as its shape says; names must be unique. Throws FileError.
+void write_safetensors(AtomicFile& file, std::span<const NamedTensor> tensors,
+                       const std::map<std::string, std::string, std::less<>>& metadata = {});
+// The same as a file of its own, committed.
 void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
                        const std::map<std::string, std::string, std::less<>>& metadata = {});
 
