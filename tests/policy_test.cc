@@ -324,9 +324,9 @@ TEST(Policy, ManyHeadsInBatches) {
   c.num_kv_heads = 32;
   c.head_dim = 8;
   const Inputs inputs = structured_inputs(c);
-  ASSERT_LT(
-      proxy_heads_per_batch(Call(inputs).attention, segment_shape(inputs.segments[0], kBlockSize)),
-      96);
+  ASSERT_LT(proxy_heads_per_batch(Call(inputs).attention,
+                                  segment_shape(inputs.segments[0], kBlockSize), Device::kCpu),
+            96);
   const Selected all = run_select(inputs);
   for (const int64_t kv_head : {0, 15, 16, 17, 31}) {
     const int64_t h = 3 * kv_head;

@@ -200,7 +200,8 @@ TEST(Proxy, BatchesAreBounded) {
   attention.k = {nullptr, DType::kFloat32, 0, 8, 128, 0, 0, 0};
   for (const int64_t n : {int64_t{128}, int64_t{65536}, int64_t{1} << 20}) {
     const SegmentShape segment = segment_shape({0, n, 0, n, 0}, kBlockSize);
-    const int64_t heads = std::clamp<int64_t>(proxy_heads_per_batch(attention, segment), 1, 32);
+    const int64_t heads =
+        std::clamp<int64_t>(proxy_heads_per_batch(attention, segment, Device::kCpu), 1, 32);
     Workspace counting = Workspace::counting();
     const Context context{.num_threads = 1};
     crisp::Run run{context, counting};

@@ -23,7 +23,10 @@ template <class Rules>
 void select_in_batches(const Attention& attention, const Rules& policy,
                        SelectBatch<Rules>* select_batch, const BlockMask& mask,
                        std::span<HeadReport> report, Run& run) {
-  for_each_head_batch(attention, kBlockSize, proxy_heads_per_batch, [&](const HeadBatch& batch) {
+  const auto heads_per_batch = [&](const Attention& all, const SegmentShape& segment) {
+    return proxy_heads_per_batch(all, segment, run.context.device);
+  };
+  for_each_head_batch(attention, kBlockSize, heads_per_batch, [&](const HeadBatch& batch) {
     // The short-context gate, and segments that have nothing to select.
     const SegmentShape& segment = batch.segment;
     if (segment.kv_len < policy.dense_below_tokens || segment.kv_len == 0 || segment.q_len == 0) {
