@@ -43,6 +43,37 @@ struct PooledScratch {
   int64_t num_slots = 0;      // num_q_blocks, rounded up to whole panels of every target
 };
 
+// CUDA holds whole maps, of as many pooled heads at a time as fit.
+struct PooledPrefix {  // of one head, while its end is searched
+  uint32_t cut = 0;    // bits of the last mass of the prefix, as far as they are known
+  uint32_t is_not_finite = 0;
+  double covered = 0, target = 0;        // mass above the cut; of the whole prefix
+  uint64_t num_equal = 0, num_ties = 0;  // entries equal to the cut; how many are in the prefix
+};
+struct PooledCudaScratch {
+  static constexpr int64_t kTile = 128;  // rows and columns of a tile of the map
+  static constexpr int64_t kDigits = 3;
+  int64_t num_heads = 0;             // at a time
+  float* queries = nullptr;          // [num_heads, num_q_blocks, head_dim] mean queries, scaled
+  float* maps = nullptr;             // [num_heads, floats_of_map()]
+  PooledPrefix* prefixes = nullptr;  // [num_heads]
+  uint64_t* bins = nullptr;          // [num_heads, kDigits, 2, kMaxBins] counts, sums of lower bits
+  int32_t* row_equals = nullptr;     // [num_heads, num_q_blocks] entries equal to the cut
+
+  // A map is stored by panels of kTile rows, each as wide, in whole tiles, as its last row. The
+  // panels before one hold panel * (panel - 1) / 2 + panel * first_panel_tiles() tiles.
+  static int64_t first_panel_tiles(const SegmentShape& segment) {
+    return ceil_div(segment.first_q_block + kTile, kTile);
+  }
+  static int64_t floats_of_map(const SegmentShape& segment) {
+    if (segment.num_q_blocks == 0) return 0;
+    const int64_t panel = (segment.num_q_blocks - 1) / kTile;  // the last one, up to the last block
+    return kTile * kTile *
+           (panel * (panel - 1) / 2 + panel * first_panel_tiles(segment) +
+            ceil_div(segment.num_kv_blocks, kTile));
+  }
+};
+
 struct PooledJob {
   const HeadBatch& batch;
   const ProxyMap& map;
@@ -51,8 +82,12 @@ struct PooledJob {
   const BlockMask& mask;
   PooledScratch scratch;
   int num_workers;
+  PooledCudaScratch cuda = {};
 };
 
 void pooled_cpu(const PooledJob& job);
+// Pointers of the job are device memory. Fills map.key_means for the kv heads it needs. One launch
+// per 256 heads, which returns at once where no head is pooled.
+void pooled_cuda(const PooledJob& job, CUstream_st* stream);
 
 }  // namespace crisp
