@@ -17,7 +17,7 @@ void check_shapes(const Attention& attention, const Policy& policy, const BlockM
   check_attention(attention);
   check_mask_shape("mask", mask, attention);
   check_policy(policy, attention, mask);
-  if (context.device == Device::kCuda) check_cuda(attention, policy, mask);
+  if (context.device == Device::kCuda) check_cuda(attention, mask);
 }
 
 // Runs `work` on the device that owns the memory of the call, which is refused if it is of another

@@ -24,7 +24,7 @@ struct Run {
   // Guards a dispatch that has CPU kernels only; the door has refused the call before.
   void require_cpu() const {
     CRISP_CHECK(context.device == Device::kCpu,
-                "context.device is kCuda, must be kCpu: this version selects on the CPU");
+                "context.device is kCuda, must be kCpu: this build has no CUDA backend");
   }
 };
 

@@ -40,7 +40,7 @@ void check_mask_shape(const char* name, const BlockMask& mask, const Attention& 
 void check_policy(const Policy& policy, const Attention& attention, const BlockMask& mask);
 void check_context(const Context& context);
 // What holds on CUDA besides; the rest is already checked.
-void check_cuda(const Attention& attention, const Policy& policy, const BlockMask& mask);
+void check_cuda(const Attention& attention, const BlockMask& mask);
 
 // ---- Data; shapes are already checked.
 

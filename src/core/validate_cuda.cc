@@ -1,7 +1,5 @@
 // validate_cuda.cc - what CUDA refuses although the CPU accepts it; shapes only, no device is
 // asked.
-#include <variant>
-
 #include "core/validate.h"
 
 namespace crisp {
@@ -19,21 +17,14 @@ int64_t most_tiles(const Attention& attention, int64_t block_size) {
   return total;
 }
 
-const char* name(const Policy& policy) {
-  return std::holds_alternative<Crisp>(policy) ? "Crisp" : "FlexPrefill";
-}
-
 }  // namespace
 
-void check_cuda(const Attention& attention, const Policy& policy, const BlockMask& mask) {
+void check_cuda(const Attention& attention, const BlockMask& mask) {
   const ConstTensor& q = attention.q;
   CRISP_CHECK(q.dtype != DType::kFloat32,
               "q.dtype is float32, must be float16 or bfloat16 on kCuda");
   CRISP_CHECK(q.head_dim <= kMaxCudaHeadDim, "q.head_dim is ", q.head_dim,
               ", must be a multiple of 8 in [", kMinHeadDim, ", ", kMaxCudaHeadDim, "] on kCuda");
-  CRISP_CHECK(std::holds_alternative<Dense>(policy) || std::holds_alternative<UserMask>(policy),
-              "policy is ", name(policy),
-              ", must be Dense or UserMask on kCuda: this version selects on the CPU");
   CRISP_CHECK(num_segments(attention) <= kMaxInt32, "segments has ", num_segments(attention),
               " entries, must have at most ", kMaxInt32, " on kCuda");
   const int64_t tiles = most_tiles(attention, mask.block_size);

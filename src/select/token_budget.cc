@@ -13,19 +13,54 @@ int workers_within_budget(int num_threads, int64_t floats_per_worker) {
   return static_cast<int>(std::min<int64_t>(num_threads, fitting));
 }
 
+// `shares_slash`: the map's own masses are the left-aligned ones as well.
+TokenBudget take_budget(const HeadBatch& batch, const ProxyMap& map, bool shares_slash,
+                        Workspace& workspace) {
+  TokenBudget budget;
+  budget.num_vertical = workspace.take<int64_t>(batch.num_heads);
+  budget.num_slash = workspace.take<int64_t>(batch.num_heads);
+  budget.left_aligned_slash =
+      shares_slash ? map.slash : workspace.take<float>(batch.num_heads * map.num_blocks);
+  return budget;
+}
+
+#ifdef CRISP_WITH_CUDA
+// Masses that CUDA holds at a time, of at least one head: 32 heads of 4096 blocks.
+constexpr int64_t kCudaBytes = int64_t{192} << 20;
+
+TokenBudget count_on_cuda(const HeadBatch& batch, const ProxyMap& map, const Routes& routes,
+                          float gamma, int64_t min_blocks, Run& run) {
+  const TokenBudget budget = take_budget(batch, map, false, run.workspace);
+  const int64_t columns = map.num_blocks * kBlockSize;
+  const int64_t diagonals = map.num_blocks * TokenCudaScratch::kDiagonals;
+  const int64_t fitting = kCudaBytes / std::max<int64_t>(4 * (columns + diagonals), 1);
+  const size_t mark = run.workspace.mark();
+  TokenCudaScratch scratch;
+  scratch.num_heads = std::clamp<int64_t>(fitting, 1, batch.num_heads);
+  scratch.columns = run.workspace.take<float>(scratch.num_heads * columns);
+  scratch.diagonals = run.workspace.take<float>(scratch.num_heads * diagonals);
+  if (!run.is_counting()) {
+    const ProxyRows rows = proxy_rows(batch.segment);
+    token_budget_cuda({batch, map, routes, gamma, min_blocks, rows, budget, {}, 1, scratch},
+                      run.context.stream);
+    run.finished(Stage::kSelect);
+  }
+  run.workspace.rewind(mark);
+  return budget;
+}
+#endif
+
 }  // namespace
 
 TokenBudget count_token_budget(const HeadBatch& batch, const ProxyMap& map, const Routes& routes,
                                float gamma, int64_t min_blocks, Run& run) {
+#ifdef CRISP_WITH_CUDA
+  if (run.is_cuda()) return count_on_cuda(batch, map, routes, gamma, min_blocks, run);
+#endif
   run.require_cpu();
   const int64_t kv_len = batch.segment.kv_len, head_dim = batch.attention->q.head_dim;
   const ProxyRows rows = proxy_rows(batch.segment);
-  TokenBudget budget;
-  budget.num_vertical = run.workspace.take<int64_t>(batch.num_heads);
-  budget.num_slash = run.workspace.take<int64_t>(batch.num_heads);
-  budget.left_aligned_slash = kv_len % kBlockSize == 0
-                                  ? map.slash
-                                  : run.workspace.take<float>(batch.num_heads * map.num_blocks);
+  const TokenBudget budget = take_budget(batch, map, kv_len % kBlockSize == 0, run.workspace);
 
   const size_t mark = run.workspace.mark();
   constexpr int64_t panel_floats = kBlockSize * ProxyRows::kSlotAlignment;

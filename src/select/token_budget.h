@@ -53,6 +53,14 @@ struct TokenScratch {
   }
 };
 
+// CUDA: by key block of 128 keys, of as many heads at a time as fit.
+struct TokenCudaScratch {
+  static constexpr int64_t kDiagonals = 256;  // of a tile of 128 x 128, and one that stays zero
+  int64_t num_heads = 0;                      // at a time
+  float* columns = nullptr;                   // [num_heads, num_blocks, 128] mass of a key
+  float* diagonals = nullptr;  // [num_heads, num_blocks, kDiagonals] mass of row - key + 127
+};
+
 struct TokenBudgetJob {
   const HeadBatch& batch;
   const ProxyMap& map;
@@ -63,9 +71,12 @@ struct TokenBudgetJob {
   TokenBudget budget;
   TokenScratch scratch;
   int num_workers;
+  TokenCudaScratch cuda = {};
   bool shares_slash() const { return budget.left_aligned_slash == map.slash; }
 };
 
 void token_budget_cpu(const TokenBudgetJob& job);
+// Pointers of the job are device memory. Three launches per cuda.num_heads heads.
+void token_budget_cuda(const TokenBudgetJob& job, CUstream_st* stream);
 
 }  // namespace crisp
