@@ -27,6 +27,7 @@ TokenBudget take_budget(const HeadBatch& batch, const ProxyMap& map, bool shares
 #ifdef CRISP_WITH_CUDA
 // Masses that CUDA holds at a time, of at least one head: 32 heads of 4096 blocks.
 constexpr int64_t kCudaBytes = int64_t{192} << 20;
+constexpr int64_t kCudaHeads = 32768;  // of one launch: they lie on the short axis of its grid
 
 TokenBudget count_on_cuda(const HeadBatch& batch, const ProxyMap& map, const Routes& routes,
                           float gamma, int64_t min_blocks, Run& run) {
@@ -36,7 +37,7 @@ TokenBudget count_on_cuda(const HeadBatch& batch, const ProxyMap& map, const Rou
   const int64_t fitting = kCudaBytes / std::max<int64_t>(4 * (columns + diagonals), 1);
   const size_t mark = run.workspace.mark();
   TokenCudaScratch scratch;
-  scratch.num_heads = std::clamp<int64_t>(fitting, 1, batch.num_heads);
+  scratch.num_heads = std::clamp<int64_t>(fitting, 1, std::min(batch.num_heads, kCudaHeads));
   scratch.columns = run.workspace.take<float>(scratch.num_heads * columns);
   scratch.diagonals = run.workspace.take<float>(scratch.num_heads * diagonals);
   if (!run.is_counting()) {
