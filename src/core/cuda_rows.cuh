@@ -39,6 +39,17 @@ struct CudaRows {
     return is_half ? __half2float(__ushort_as_half(bits))
                    : __bfloat162float(__ushort_as_bfloat16(bits));
   }
+  // Elements d and d + 1, d even.
+  __device__ __forceinline__ float2 pair(const uint16_t* row, int d, bool is_aligned) const {
+    if (!is_aligned || row == nullptr) return {value(row, d), value(row, d + 1)};
+    const uint32_t bits = __ldg(reinterpret_cast<const uint32_t*>(row + d));
+    if (!is_half) return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
+    return __half22float2(*reinterpret_cast<const __half2*>(&bits));
+  }
+  bool has_aligned_pairs() const {
+    return reinterpret_cast<uintptr_t>(data) % 4 == 0 &&
+           (token_stride | head_stride | page_stride) % 2 == 0;
+  }
 };
 
 // Rows of the segment in q, and in k. Head h of the result is head h of the tensor.

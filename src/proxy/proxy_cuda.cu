@@ -243,18 +243,38 @@ __global__ void __launch_bounds__(256)
 
 // ---- FlexPrefill's estimate: softmax over blocks of scale * (mean proxy query . mean key)
 
-__global__ void __launch_bounds__(128)
-    key_means_kernel(const __grid_constant__ Call p, float* __restrict__ means) {
+// A thread adds up two neighbouring dimensions of every key; with 256 threads and few dimensions,
+// every key of its share, and shares are added in order.
+constexpr int kMeanThreads = 256;
+
+__global__ void __launch_bounds__(kMeanThreads, 4)
+    key_means_kernel(const __grid_constant__ Call p, bool pairs_aligned,
+                     float* __restrict__ means) {
+  __shared__ float2 shares[kMeanThreads];
   const int kv_head = static_cast<int>(blockIdx.x) / p.num_blocks;
   const int block = static_cast<int>(blockIdx.x) % p.num_blocks;
   const int num_keys = min(kBlock, p.kv_len - block * kBlock);
-  for (int d = threadIdx.x; d < p.k.head_dim; d += 128) {
-    float sum = 0.f;
-    for (int t = 0; t < num_keys; ++t)
-      sum += p.k.value(p.k.row(p.first_kv_head + kv_head, int64_t{block} * kBlock + t), d);
-    means[(static_cast<int64_t>(kv_head) * p.num_blocks + block) * p.k.head_dim + d] =
-        sum / static_cast<float>(num_keys);
+  const int pairs = p.k.head_dim / 2, num_shares = kMeanThreads / pairs;
+  const int share = static_cast<int>(threadIdx.x) / pairs, d = threadIdx.x % pairs * 2;
+  float2 sum = {0.f, 0.f};
+  if (share < num_shares) {
+#pragma unroll 8
+    for (int t = share; t < num_keys; t += num_shares) {
+      const uint16_t* row = p.k.row(p.first_kv_head + kv_head, int64_t{block} * kBlock + t);
+      const float2 x = p.k.pair(row, d, pairs_aligned);
+      sum.x += x.x, sum.y += x.y;
+    }
   }
+  shares[threadIdx.x] = sum;
+  __syncthreads();
+  if (share != 0) return;
+  for (int other = 1; other < num_shares; ++other) {
+    const float2 x = shares[threadIdx.x + other * pairs];
+    sum.x += x.x, sum.y += x.y;
+  }
+  float* out = means + (static_cast<int64_t>(kv_head) * p.num_blocks + block) * p.k.head_dim + d;
+  out[0] = sum.x / static_cast<float>(num_keys);
+  out[1] = sum.y / static_cast<float>(num_keys);
 }
 
 // Maximum, or sum, over the 256 threads of the block, in a fixed order.
@@ -366,8 +386,8 @@ void proxy_map_cuda(const HeadBatch& batch, const ProxyOptions& options, const P
   reduce_kernel<<<static_cast<unsigned>(heads * chunks), 256, 0, stream>>>(call, out);
   CRISP_CUDA_CHECK(cudaGetLastError());
   if (!options.pooled_estimate) return;
-  key_means_kernel<<<static_cast<unsigned>(call.num_kv_heads * blocks), 128, 0, stream>>>(
-      call, map.key_means);
+  key_means_kernel<<<static_cast<unsigned>(call.num_kv_heads * blocks), kMeanThreads, 0, stream>>>(
+      call, call.k.has_aligned_pairs(), map.key_means);
   CRISP_CUDA_CHECK(cudaGetLastError());
   estimate_kernel<<<static_cast<unsigned>(heads), 256, 0, stream>>>(call, map.key_means,
                                                                     map.pooled_estimate);

@@ -64,19 +64,41 @@ struct Place {
 // Sums of one tile's exponentials on both sides of each row's split.
 // s[4 g + 2 h + e] is column 8 g + 2 quad + e. The pair (8 g + 2 quad, + 1) of a row is low up to
 // group end - 1; if the split cuts a pair, its second key is set aside for the high side.
+// kAligned: row 0 starts a block, so a warp's rows are split in groups 2 strip and 2 strip + 1
+// alone.
+template <bool kAligned>
 CRISP_DEVICE void split_sums(float (&s)[64], const Place& at, float (&low)[2], float (&high)[2]) {
-  int end[2], cut[2];
+  low[0] = low[1] = high[0] = high[1] = 0.f;
+  if constexpr (kAligned) {
+    const int within = at.row0 & 7, strip = at.row0 >> 4;
+    const bool is_cut = 2 * at.quad == within;
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int past = at.split[h] - 2 * at.quad;  // < 0: no pair is low
-    end[h] = past >= 0 ? (past >> 3) + 1 : 0;
-    cut[h] = past >= 0 && (past & 7) == 0 ? past >> 3 : -1;
-    low[h] = 0.f, high[h] = 0.f;
-  }
+    for (int w = 0; w < 8; ++w) {
+      if (w != strip || !is_cut) continue;
+      high[0] = s[8 * w + 1], s[8 * w + 1] = 0.f;
+      high[1] = s[8 * w + 7], s[8 * w + 7] = 0.f;
+    }
+    const int end = 2 * strip + (2 * at.quad <= within);  // one more for row 1
 #pragma unroll
-  for (int g = 0; g < 16; ++g) {
+    for (int i = 0; i < 32; ++i) {
+      const int g = i >> 1, h = i & 1;
+      const float pair = s[4 * g + 2 * h] + s[4 * g + 2 * h + 1];
+      if (g - h < end)
+        low[h] += pair;
+      else
+        high[h] += pair;
+    }
+  } else {
+    int end[2], cut[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      const int past = at.split[h] - 2 * at.quad;  // < 0: no pair is low
+      end[h] = past >= 0 ? (past >> 3) + 1 : 0;
+      cut[h] = past >= 0 && (past & 7) == 0 ? past >> 3 : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int g = i >> 1, h = i & 1;
       const float first = s[4 * g + 2 * h], second = s[4 * g + 2 * h + 1];
       const bool is_cut = g == cut[h];
       const float pair = is_cut ? first : first + second;
@@ -89,6 +111,7 @@ CRISP_DEVICE void split_sums(float (&s)[64], const Place& at, float (&low)[2], f
   }
 }
 
+template <bool kAligned>
 CRISP_DEVICE void sum_block(float (&s)[64], const Call& p, int head, int block, const Place& at,
                             Row (&rows)[2]) {
   const bool odd = at.quad & 1, upper = at.quad & 2;
@@ -132,7 +155,7 @@ CRISP_DEVICE void sum_block(float (&s)[64], const Call& p, int head, int block, 
   }
 
   float low[2], high[2];
-  split_sums(s, at, low, high);
+  split_sums<kAligned>(s, at, low, high);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float t = fmaxf(rows[h].top, top[h]), base = t == -INFINITY ? 0.f : t;
@@ -156,7 +179,7 @@ struct Copies {
   int piece_rows;         // tokens per copy of paged keys
 };
 
-template <class Element, int kDim>
+template <class Element, int kDim, bool kAligned>
 __global__ void __launch_bounds__(384, 1)
     proxy_kernel(const __grid_constant__ CUtensorMap q_map,
                  const __grid_constant__ CUtensorMap k_map, const __grid_constant__ Call p,
@@ -254,14 +277,14 @@ __global__ void __launch_bounds__(384, 1)
         issue_scores<Element, kDim>(s1, q_of(g + 1), k_of(ks.slot));
         wgmma_wait<1>();
         results_ready(s0);
-        sum_block(s0, p, head_of(g), b, at, rows[g]);
+        sum_block<kAligned>(s0, p, head_of(g), b, at, rows[g]);
         wgmma_wait<0>();
         results_ready(s1);
         if (g + 2 == kHeads) {
           if (leader) arrive(shared.k_empty[ks.slot]);
           ks.advance();
         }
-        sum_block(s1, p, head_of(g + 1), b, at, rows[g + 1]);
+        sum_block<kAligned>(s1, p, head_of(g + 1), b, at, rows[g + 1]);
       }
     }
 #pragma unroll
@@ -285,7 +308,8 @@ void launch(const Call& call, const MapTensor& q, const MapTensor& k, const Copi
   const bool paged = call.k.pages != nullptr;
   const CUtensorMap q_map = make_tensor_map(q, kRows, kHalves, false);
   const CUtensorMap k_map = make_tensor_map(k, copies.piece_rows, paged ? 1 : kHalves, paged);
-  const auto kernel = proxy_kernel<Element, kDim>;
+  const auto kernel = call.first_position % kBlock == 0 ? proxy_kernel<Element, kDim, true>
+                                                        : proxy_kernel<Element, kDim, false>;
   CRISP_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(kSharedBytes<kDim>)));
   const int ctas = call.range_count * call.slices * call.num_kv_heads;
