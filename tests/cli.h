@@ -18,6 +18,7 @@
 #include "core/half.h"
 #include "files/qkv.h"
 #include "files/safetensors.h"
+#include "sanitized.h"
 
 namespace crisp {
 
@@ -25,14 +26,6 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using Json = nlohmann::json;
 using Words = std::vector<std::string>;
-
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool kIsSanitized = true;
-#elif defined(__has_feature)
-constexpr bool kIsSanitized = __has_feature(address_sanitizer);
-#else
-constexpr bool kIsSanitized = false;
-#endif
 
 struct Outcome {
   int exit_code = -1;

@@ -9,6 +9,7 @@
 
 #include "files/qkv.h"
 #include "run.h"
+#include "sanitized.h"
 
 namespace crisp::test {
 namespace {
@@ -146,10 +147,16 @@ TEST_P(System, GivesTheFiguresOfTheAnalysis) {
   for (const Named& named : selections()) expect_selection(inputs, named, dense, heads);
 }
 
-INSTANTIATE_TEST_SUITE_P(Captures, System,
-                         ::testing::Values("code-8k-layer07.safetensors",
-                                           "book-8k-layer05-group0.safetensors",
-                                           "book-8k-layer17-group2.safetensors"));
+// What a sanitizer could find, one capture shows it: they differ in values and number of heads
+// only.
+std::vector<const char*> captures() {
+  std::vector<const char*> files = {"book-8k-layer05-group0.safetensors"};
+  if (kIsSanitized) return files;
+  files.insert(files.end(), {"book-8k-layer17-group2.safetensors", "code-8k-layer07.safetensors"});
+  return files;
+}
+
+INSTANTIATE_TEST_SUITE_P(Captures, System, ::testing::ValuesIn(captures()));
 
 }  // namespace
 }  // namespace crisp::test
