@@ -31,8 +31,9 @@ ATTEND_NOTE = """`attend` alone under random masks that keep the diagonal and a 
 is its time over density x the dense time; 1 means that skipped blocks cost nothing.
 """
 
-POLICY_NOTE = """Whole policies, selection and attention. *selection* is proxy, route, select and mask; *speed-up* is the
-dense attention of the same run over both; *cost* is attend over (share of pairs visited x dense).
+POLICY_NOTE = """Whole policies, selection and attention. *selection* is proxy, route, select and mask, in ms and
+as a share of the dense attention of the same run; *speed-up* is that dense attention over both; *cost*
+is attend over (share of pairs visited x dense).
 """
 
 
@@ -84,6 +85,13 @@ def selection_ms(ms):
     return sum(stages) if stages else None
 
 
+def selection_share(line):
+    selection = selection_ms(line["ms"])
+    if selection is None or line["dense_ms"] is None:
+        return "-"
+    return f"{100 * selection / line['dense_ms']:.2f} %"
+
+
 def policy_section(lines):
     rows = []
     for line in lines:
@@ -91,11 +99,12 @@ def policy_section(lines):
         rows.append([line["input"], shape["dtype"], str(shape["head_dim"]), f"{shape['kv_len']:,}",
                      f"{shape['num_q_heads']} / {shape['num_kv_heads']}", line["policy"],
                      f"{100 * line['density']:.1f} %", number(selection_ms(line["ms"])),
-                     number(line["ms"]["attend"]["median"]), number(line["dense_ms"]),
+                     selection_share(line), number(line["ms"]["attend"]["median"]),
+                     number(line["dense_ms"]),
                      f"{line['speed_up']:.2f}" if line["speed_up"] is not None else "-",
                      number(line["cost_ratio"])])
     header = ["input", "dtype", "head_dim", "tokens", "heads", "policy", "density", "selection ms",
-              "attend ms", "dense ms", "speed-up", "cost"]
+              "selection / dense", "attend ms", "dense ms", "speed-up", "cost"]
     return "## Policies\n\n" + POLICY_NOTE + "\n" + table(header, rows)
 
 
