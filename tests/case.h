@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <memory>
+#include <span>
 #include <string>
 #include <variant>
 #include <vector>
@@ -39,6 +41,7 @@ struct Case {
   Policy policy = Dense{};
   int num_threads = 1;
   Device device = Device::kCpu;
+  bool only_sm80 = false;  // CUDA: the mma.sync kernels even where the wgmma ones would run
   uint64_t seed = 1;
 };
 
@@ -70,16 +73,26 @@ Inputs take_heads(const Inputs& inputs, const std::vector<int64_t>& q_heads,
 // One query head of one segment for the oracle.
 reference::Head reference_head(const Inputs& inputs, const Segment& segment, int64_t q_head);
 
-// Owns a laid-out copy of the numbers, NaN in every gap, and the borrowing Attention.
+class DeviceCopy;
+
+// Owns a laid-out copy of the numbers, NaN in every gap, and the borrowing Attention. On CUDA all
+// but the list of segments lies on the device.
 class Call {
  public:
   explicit Call(const Inputs& inputs);
+  ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
+
+  // What lies on a device is as it was put there, and so is what surrounds it.
+  bool untouched() const;
+  // On CUDA: the numbers of another call of the same shape, at the same addresses.
+  void take_values(const Call& other);
 
   Attention attention;
 
  private:
+  void move_to_device();
   ConstTensor place(const Values& values, const Case& c, std::vector<std::byte>& storage);
   void pack(const Inputs& inputs);
   ConstTensor place_in_pages(const Values& values, const Inputs& inputs,
@@ -90,6 +103,11 @@ class Call {
   std::vector<Segment> segments_;
   std::vector<int32_t> block_table_;
   int64_t num_pages_ = 0, pages_per_row_ = 0;
+  struct OnDevice {
+    std::span<const std::byte> host;
+    std::unique_ptr<DeviceCopy> copy;
+  };
+  std::vector<OnDevice> on_device_;
 };
 
 // Strides of a tensor of its own in that layout; kPackedQkv as kContiguous.

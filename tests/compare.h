@@ -1,10 +1,10 @@
 // compare.h - is an outcome right? The bound is derived, never tuned:
 //   max |out - reference| <= 2 max |naive - reference| + atol
 // `naive` is a plain program in the dtype under test: float sums; inputs, P and output rounded to
-// the dtype. Two are run and the worse one counts: softmax_scale applied to the scores, and folded
-// into the queries with log2 e for exp2, as every tiled kernel has it. atol is one unit in the last
-// place of the largest reference + 0.3: adding to a number and rounding twice. Infinities and NaNs
-// must stand in the same places.
+// the dtype. Two are run and the worse one counts: softmax_scale applied to the scores (on CUDA,
+// scores added up as tensor cores do), and folded into the queries with log2 e for exp2, as every
+// tiled kernel has it. atol is one unit in the last place of the largest reference + 0.3: adding to
+// a number and rounding twice. Infinities and NaNs must stand in the same places.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,6 +33,12 @@ struct Truth {
 Truth truth_of(const Inputs& inputs, const OwnedMask& mask);
 
 ::testing::AssertionResult matches(const Outcome& outcome, const Truth& truth);
+// Rows [begin, end) and the listed heads.
+Truth cut(const Truth& truth, int64_t begin, int64_t end, const std::vector<int64_t>& heads);
+// The same bits where the same kernels ran, else the truth.
+::testing::AssertionResult same_or_true(const Outcome& outcome, const Outcome& expected,
+                                        const Truth& truth);
+
 // attend() with the mask of the case gives the truth.
 ::testing::AssertionResult is_exact(const Inputs& inputs);
 

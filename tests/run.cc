@@ -4,6 +4,13 @@
 #include <bit>
 #include <numeric>
 
+#include "core/device.h"
+#include "device_memory.h"
+
+#ifdef CRISP_WITH_CUDA
+#include "attend/attend_cuda.h"
+#endif
+
 namespace crisp::test {
 namespace {
 
@@ -14,10 +21,12 @@ class Output {
       : inputs_(inputs),
         strides_(strides_of(inputs.config.layout, inputs.q.tokens, inputs.q.heads, inputs.q.dim)),
         out_(static_cast<size_t>(strides_.elements * bytes())),
-        lse_(static_cast<size_t>(inputs.q.tokens * inputs.q.heads) * sizeof(float)) {}
+        lse_(static_cast<size_t>(inputs.q.tokens * inputs.q.heads) * sizeof(float)),
+        placed_out_(inputs.config.device, out_),
+        placed_lse_(inputs.config.device, lse_) {}
 
   Tensor out() {
-    return {out_.data() + strides_.first * bytes(),
+    return {placed_out_.data() + strides_.first * bytes(),
             inputs_.config.dtype,
             inputs_.q.tokens,
             inputs_.q.heads,
@@ -25,12 +34,22 @@ class Output {
             strides_.token,
             strides_.head};
   }
-  std::span<float> lse() { return lse_.as<float>(); }
+  std::span<float> lse() { return placed_lse_.as<float>(); }
 
-  Outcome read() {
+  void refill() {
+    out_.refill();
+    lse_.refill();
+    placed_out_.put();
+    placed_lse_.put();
+  }
+
+  Outcome read(Family family) {
+    placed_out_.fetch();
+    placed_lse_.fetch();
+    const std::span<float> lse = lse_.as<float>();
     EXPECT_TRUE(out_.intact() && lse_.intact()) << "written outside out or lse: " << inputs_.config;
-    Outcome outcome{Values(inputs_.q.tokens, inputs_.q.heads, inputs_.q.dim),
-                    {lse().begin(), lse().end()}};
+    Outcome outcome{
+        Values(inputs_.q.tokens, inputs_.q.heads, inputs_.q.dim), {lse.begin(), lse.end()}, family};
     for (int64_t token = 0; token < inputs_.q.tokens; ++token) {
       for (int64_t head = 0; head < inputs_.q.heads; ++head) {
         for (int64_t i = 0; i < inputs_.q.dim; ++i) {
@@ -55,7 +74,7 @@ class Output {
       for (int64_t head = 0; head < inputs_.q.heads; ++head) {
         for (int64_t token = segment.q_start; token < segment.q_start + segment.q_len; ++token) {
           std::fill_n(element(token, head, 0), inputs_.q.dim * bytes(), Guarded::kFill);
-          lse()[static_cast<size_t>(head * inputs_.q.tokens + token)] =
+          lse_.as<float>()[static_cast<size_t>(head * inputs_.q.tokens + token)] =
               std::bit_cast<float>(0xffffffffu);
         }
       }
@@ -65,6 +84,7 @@ class Output {
   const Inputs& inputs_;
   Strides strides_;
   Guarded out_, lse_;
+  Placed placed_out_, placed_lse_;
 };
 
 Context context_of(const Case& c) {
@@ -72,6 +92,38 @@ Context context_of(const Case& c) {
   context.device = c.device;
   context.num_threads = c.num_threads;
   return context;
+}
+
+// Before and after a call that attends.
+void choose_family([[maybe_unused]] const Case& c) {
+#ifdef CRISP_WITH_CUDA
+  if (c.device == Device::kCuda) force_sm80_for_tests(c.only_sm80);
+#endif
+}
+Family family_that_ran(const Case& c) {
+  if (c.device == Device::kCpu) return Family::kCpu;
+#ifdef CRISP_WITH_CUDA
+  if (last_ran_sm90_for_tests()) return Family::kSm90;
+#endif
+  return Family::kSm80;
+}
+
+// A mask where the device of the case sees it.
+struct PlacedMask {
+  PlacedMask(Device device, const OwnedMask& owned)
+      : placed(device, owned.memory()), mask(owned.mask) {
+    mask.words = placed.as<uint32_t>().data();
+  }
+  Placed placed;
+  BlockMask mask;
+};
+
+// The policy with its mask, if it has one, at `user`.
+Policy on_device(const Policy& policy, std::optional<PlacedMask>& user, Device device,
+                 const OwnedMask* user_mask) {
+  if (user_mask == nullptr) return policy;
+  user.emplace(device, *user_mask);
+  return UserMask{user->mask};
 }
 
 }  // namespace
@@ -149,43 +201,120 @@ OwnedMask mask_of(const Inputs& inputs, const Attention& attention) {
   return mask;
 }
 
-Outcome run_attend(const Inputs& inputs, const Call& call, const OwnedMask& mask) {
-  Output output(inputs);
-  Context context = context_of(inputs.config);
-  Guarded workspace(workspace_bytes(call.attention, Dense{}, mask.mask, context));
-  context.workspace = workspace.bytes();
-  attend(call.attention, mask.mask, output.out(), output.lse(), context);
-  EXPECT_TRUE(workspace.intact()) << "written outside the workspace: " << inputs.config;
-  return output.read();
+struct PreparedAttend::Parts {
+  Parts(const Inputs& inputs_, const Attention& attention_, const OwnedMask& mask_)
+      : inputs(inputs_),
+        attention(attention_),
+        segments(attention_.segments.begin(), attention_.segments.end()),
+        owned_mask(mask_),
+        context(context_of(inputs_.config)),
+        output(inputs_),
+        mask(inputs_.config.device, mask_),
+        workspace(workspace_bytes(attention_, Dense{}, mask_.mask, context)),
+        scratch(inputs_.config.device, workspace) {
+    attention.segments = segments;
+    context.workspace = scratch.bytes();
+  }
+  const Inputs& inputs;
+  Attention attention;
+  std::vector<Segment> segments;
+  const OwnedMask& owned_mask;
+  Context context;
+  Output output;
+  PlacedMask mask;
+  Guarded workspace;
+  Placed scratch;
+  Family family = Family::kCpu;
+};
+
+PreparedAttend::PreparedAttend(const Inputs& inputs, const Call& call, const OwnedMask& mask)
+    : parts_(std::make_unique<Parts>(inputs, call.attention, mask)) {}
+PreparedAttend::~PreparedAttend() = default;
+
+void PreparedAttend::enqueue(CUstream_st* stream) {
+  Parts& p = *parts_;
+  p.context.stream = stream;
+  choose_family(p.inputs.config);
+  attend(p.attention, p.mask.mask, p.output.out(), p.output.lse(), p.context);
+  p.family = family_that_ran(p.inputs.config);
 }
 
-Selected run_select(const Inputs& inputs) {
+Outcome PreparedAttend::read() {
+  Parts& p = *parts_;
+  p.scratch.fetch();
+  p.mask.placed.fetch();
+  EXPECT_TRUE(p.workspace.intact()) << "written outside the workspace: " << p.inputs.config;
+  EXPECT_TRUE(p.owned_mask.memory().intact()) << "written outside the mask: " << p.inputs.config;
+  return p.output.read(p.family);
+}
+
+void PreparedAttend::refill() {
+  parts_->output.refill();
+  parts_->workspace.refill();
+  parts_->scratch.put();
+}
+
+void PreparedAttend::scribble_segments() {
+  for (Segment& segment : parts_->segments) segment = {-1, -1, -1, -1, -1};
+}
+
+Outcome run_attend(const Inputs& inputs, const Call& call, const OwnedMask& mask) {
+  PreparedAttend prepared(inputs, call, mask);
+  prepared.enqueue();
+  synchronize(inputs.config.device);
+  EXPECT_TRUE(call.untouched()) << "an input was written: " << inputs.config;
+  return prepared.read();
+}
+
+Selected run_select(const Inputs& inputs, const OwnedMask* user_mask) {
+  const Case& c = inputs.config;
   const Call call(inputs);
-  Selected selected(call.attention, inputs.config.block_size);
+  Selected selected(call.attention, c.block_size);
   selected.mask.memory().refill();
-  selected.report.resize(inputs.segments.size() * static_cast<size_t>(inputs.q.heads));
-  Context context = context_of(inputs.config);
-  Guarded workspace(
-      workspace_bytes(call.attention, inputs.config.policy, selected.mask.mask, context));
-  context.workspace = workspace.bytes();
-  select_blocks(call.attention, inputs.config.policy, selected.mask.mask, context, selected.report);
-  EXPECT_TRUE(workspace.intact() && selected.mask.memory().intact())
-      << "written outside the mask or the workspace: " << inputs.config;
+  Guarded report(inputs.segments.size() * static_cast<size_t>(inputs.q.heads) * sizeof(HeadReport));
+  Placed placed_report(c.device, report);
+  PlacedMask placed(c.device, selected.mask);
+  std::optional<PlacedMask> user;
+  const Policy policy = on_device(c.policy, user, c.device, user_mask);
+  Context context = context_of(c);
+  Guarded workspace(workspace_bytes(call.attention, policy, placed.mask, context));
+  Placed scratch(c.device, workspace);
+  context.workspace = scratch.bytes();
+  select_blocks(call.attention, policy, placed.mask, context, placed_report.as<HeadReport>());
+  synchronize(c.device);
+  scratch.fetch();
+  placed.placed.fetch();
+  placed_report.fetch();
+  EXPECT_TRUE(workspace.intact() && selected.mask.memory().intact() && report.intact())
+      << "written outside the mask, the report or the workspace: " << c;
+  EXPECT_TRUE(call.untouched()) << "an input was written: " << c;
+  const std::span<HeadReport> entries = report.as<HeadReport>();
+  selected.report.assign(entries.begin(), entries.end());
   return selected;
 }
 
-Outcome run_prefill(const Inputs& inputs) {
+Outcome run_prefill(const Inputs& inputs, const OwnedMask* user_mask) {
+  const Case& c = inputs.config;
   const Call call(inputs);
   Output output(inputs);
-  OwnedMask mask(call.attention, inputs.config.block_size);
+  OwnedMask mask(call.attention, c.block_size);
   mask.memory().refill();
-  Context context = context_of(inputs.config);
-  Guarded workspace(workspace_bytes(call.attention, inputs.config.policy, mask.mask, context));
-  context.workspace = workspace.bytes();
-  prefill(call.attention, inputs.config.policy, mask.mask, output.out(), output.lse(), context);
+  PlacedMask placed(c.device, mask);
+  std::optional<PlacedMask> user;
+  const Policy policy = on_device(c.policy, user, c.device, user_mask);
+  Context context = context_of(c);
+  Guarded workspace(workspace_bytes(call.attention, policy, placed.mask, context));
+  Placed scratch(c.device, workspace);
+  context.workspace = scratch.bytes();
+  choose_family(c);
+  prefill(call.attention, policy, placed.mask, output.out(), output.lse(), context);
+  const Family family = family_that_ran(c);
+  synchronize(c.device);
+  scratch.fetch();
+  placed.placed.fetch();
   EXPECT_TRUE(workspace.intact() && mask.memory().intact())
-      << "written outside the mask or the workspace: " << inputs.config;
-  return output.read();
+      << "written outside the mask or the workspace: " << c;
+  return output.read(family);
 }
 
 ::testing::AssertionResult same_bits(const std::vector<float>& a, const std::vector<float>& b,
@@ -209,7 +338,8 @@ Outcome run_prefill(const Inputs& inputs) {
 }
 
 Outcome cut(const Outcome& whole, int64_t begin, int64_t end, const std::vector<int64_t>& heads) {
-  Outcome part{Values(end - begin, static_cast<int64_t>(heads.size()), whole.out.dim), {}};
+  Outcome part{
+      Values(end - begin, static_cast<int64_t>(heads.size()), whole.out.dim), {}, whole.family};
   for (size_t h = 0; h < heads.size(); ++h) {
     for (int64_t token = begin; token < end; ++token) {
       std::copy_n(whole.out.row(token, heads[h]), whole.out.dim,

@@ -200,22 +200,23 @@ void print_cuda() {
   std::printf(
       "capability 8.0 and up. What differs:\n\n| what | accepted | else |\n|---|---|---|\n");
   print_elements(kCuda, DType::kFloat32, 264);
-  std::printf("| policy | Dense, a user's mask | %s |\n",
-              why(Shape{.device = kCuda}, crisp::Crisp{}).c_str());
   std::printf("| q heads x tiles of queries | to 2^31 - 1 | %s |\n",
               why(Shape{.q_len = int64_t{1} << 30,
                         .kv_len = int64_t{1} << 30,
                         .num_q_heads = 1024,
                         .device = kCuda})
                   .c_str());
-  std::printf("\nThe workspace of attend is, for 32 / 8 heads of 128:\n\n");
-  std::printf("| n | workspace |\n|---|---|\n");
+  std::printf("\nWorkspace for 32 / 8 heads of 128:\n\n");
+  std::printf("| n | Dense | Crisp | FlexPrefill |\n|---|---|---|---|\n");
   for (const int64_t n : {8192, 131072, 524288, 1048576}) {
     const Probe probe(Shape{.q_len = n, .kv_len = n, .device = kCuda});
-    std::printf(
-        "| %" PRId64 " | %s |\n", n,
-        size(crisp::workspace_bytes(probe.attention, crisp::Dense{}, probe.mask, probe.context))
-            .c_str());
+    std::printf("| %" PRId64 " |", n);
+    for (const auto& [name, policy] : kPolicies) {
+      std::printf(
+          " %s |",
+          size(crisp::workspace_bytes(probe.attention, policy, probe.mask, probe.context)).c_str());
+    }
+    std::printf("\n");
   }
 }
 

@@ -8,6 +8,7 @@
 #include "commands/common_options.h"
 #include "commands/machine.h"
 #include "commands/terminal.h"
+#include "core/device.h"
 #include "core/parallel.h"
 #include "crisp/crisp.h"
 
@@ -34,7 +35,16 @@ std::string why_not_cuda() {
   Context context;
   context.device = Device::kCuda;
   const char* why = why_unsupported(attention, Dense{}, mask_for(attention), context);
-  return why == nullptr ? "" : why;
+  if (why != nullptr) return why;
+#ifdef CRISP_WITH_CUDA
+  try {
+    require_cuda();
+    require_capability(current_device());
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+#endif
+  return "";
 }
 
 Json describe() {

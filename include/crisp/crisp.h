@@ -142,9 +142,9 @@ struct HeadReport {
 
 // Where to run. All memory but the list of segments, workspace and report included, must belong to
 // `device`; on CUDA to one device, of compute capability 8.0 or later, which need not be the
-// current one. CUDA runs float16 and bfloat16, and of the policies Dense and UserMask; calls
-// enqueue and return, may be captured into a graph, and read no entry of a block table on the host,
-// so ids out of range are not refused.
+// current one. CUDA runs float16 and bfloat16; calls enqueue and return, may be captured into a
+// graph, and read no entry of a block table on the host, so ids out of range are not refused: their
+// keys read as NaN.
 enum class Stage : uint8_t { kProxy, kRoute, kSelect, kMask, kAttend };
 struct Context {
   Device device = Device::kCpu;

@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(256, 1) plain_kernel(const __grid_constant__ C
 
 // ---- from partial sums to masses
 
-constexpr int kReduceBlocks = 32;  // key blocks per CTA
+constexpr int kReduceBlocks = 16;  // key blocks per CTA
 
 // Sums of one (head, block) over the proxy rows of the q_block before the last, and of the last.
 struct BlockMass {

@@ -1,4 +1,4 @@
-// fill_mask_cuda_test.cc - rows of the mask and the report written on the GPU against the CPU's.
+// fill_mask.cc - rows of the mask and the report written on the GPU against the CPU's.
 #include <gtest/gtest.h>
 
 #include <algorithm>

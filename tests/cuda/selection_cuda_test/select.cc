@@ -1,5 +1,7 @@
-// select_cuda_test.cc - route and select on the GPU against the same stages on the CPU, from equal
+// select.cc - route and select on the GPU against the same stages on the CPU, from equal
 // masses: equal patterns and sets, bit for bit.
+#include "select/select.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 
 #include "on_device.h"
 #include "route/route.h"
-#include "select/select.h"
 #include "values.h"
 
 namespace crisp::test {

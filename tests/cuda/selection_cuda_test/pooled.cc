@@ -1,6 +1,8 @@
-// pooled_cuda_test.cc - the pooled prefix and the token budgets on CUDA against those of the CPU,
+// pooled.cc - the pooled prefix and the token budgets on CUDA against those of the CPU,
 // from the same 16-bit numbers. Scores and means of the pooled map are the CPU's bit by bit; its
 // softmax and the token masses are not, so entries near the cut may go either way: few.
+#include "select/pooled.h"
+
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +13,6 @@
 
 #include "reference/reference.h"
 #include "run.h"
-#include "select/pooled.h"
 #include "select/token_budget.h"
 #include "stage.h"
 #include "structured.h"
