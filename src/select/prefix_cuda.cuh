@@ -46,25 +46,47 @@ __device__ inline void add_to_bin(Histogram& histogram, uint32_t bin, uint32_t c
   if (before + low < before) atomicAdd(&histogram.carry[bin], 1u);
 }
 
-// Adds the value `bits` of every lane that is `active`; the whole warp calls it. Neighbours of a
-// flat map share a bin or two, on which 32 atomics would queue: those go as one.
-__device__ inline void add(Histogram& histogram, int digit, bool active, uint32_t bits) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, shift = digit_shift(digit);
-  const uint32_t bin = bits >> shift & ((1u << digit_width(digit)) - 1);
-  const uint32_t low = bits & ((1u << shift) - 1);
-  uint32_t pending = __ballot_sync(kAllLanes, active);
+// Adds `count` values, their lower bits adding up to `low`, of every lane whose count is not 0; the
+// whole warp calls it. Neighbours of a flat map share a bin or two, on which 32 atomics would
+// queue: those go as one.
+__device__ inline void add(Histogram& histogram, uint32_t bin, uint32_t count, uint32_t low) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  uint32_t pending = __ballot_sync(kAllLanes, count != 0);
   for (int round = 0; round < 2 && pending != 0; ++round) {
     const uint32_t shared_bin = __shfl_sync(kAllLanes, bin, __ffs(static_cast<int>(pending)) - 1);
-    const bool is_peer = (pending >> lane & 1u) != 0 && bin == shared_bin;
-    const uint32_t peers = __ballot_sync(kAllLanes, is_peer);
-    const uint32_t sum = __reduce_add_sync(kAllLanes, is_peer ? low : 0u);
-    if (lane == 0) {
-      add_to_bin(histogram, shared_bin, static_cast<uint32_t>(__popc(static_cast<int>(peers))),
-                 sum);
-    }
-    pending &= ~peers;
+    const bool is_peer = count != 0 && bin == shared_bin;
+    const uint32_t counts = __reduce_add_sync(kAllLanes, is_peer ? count : 0u);
+    const uint32_t lows = __reduce_add_sync(kAllLanes, is_peer ? low : 0u);
+    if (lane == 0) add_to_bin(histogram, shared_bin, counts, lows);
+    if (is_peer) count = 0;
+    pending = __ballot_sync(kAllLanes, count != 0);
   }
-  if ((pending >> lane & 1u) != 0) add_to_bin(histogram, bin, 1, low);
+  if (count != 0) add_to_bin(histogram, bin, count, low);
+}
+
+// Adds the values bits[i] for which active[i], of every lane; the whole warp calls it.
+template <int kCount>
+__device__ __forceinline__ void add_values(Histogram& histogram, int digit,
+                                           const uint32_t (&bits)[kCount],
+                                           const bool (&active)[kCount]) {
+  const int shift = digit_shift(digit);
+  const uint32_t digits = (1u << digit_width(digit)) - 1, lows = (1u << shift) - 1;
+  const uint32_t bin = bits[0] >> shift & digits;
+  uint32_t count = 0, low = 0;  // of those in the first one's bin
+  bool is_apart[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const bool joins = active[0] && active[i] && (bits[i] >> shift & digits) == bin;
+    is_apart[i] = active[i] && !joins;
+    count += joins ? 1 : 0;
+    low += joins ? bits[i] & lows : 0;
+  }
+  if (__any_sync(kAllLanes, count != 0)) add(histogram, bin, count, low);
+#pragma unroll
+  for (int i = 1; i < kCount; ++i) {
+    if (!__any_sync(kAllLanes, is_apart[i])) continue;
+    add(histogram, bits[i] >> shift & digits, is_apart[i] ? 1 : 0, bits[i] & lows);
+  }
 }
 
 // Sum of `count` values that agree with `bits` down to some digit, their bits below it, zero in

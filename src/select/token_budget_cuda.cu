@@ -48,7 +48,7 @@ constexpr int kSlabRow = kSlab + 8;  // elements; the words of a fragment lie in
 constexpr int kMassRow = kTile + 8;  // floats; likewise for the pairs of an accumulator
 
 union MassShared {
-  uint16_t slabs[2][2][kTile * kSlabRow];  // [stage][queries, keys]
+  alignas(16) uint16_t slabs[2][2][kTile * kSlabRow];  // [stage][queries, keys]
   float masses[kTile * kMassRow];
 };
 
@@ -270,7 +270,9 @@ __device__ void count_digit(Histogram& histogram, int digit, uint32_t prefix, in
     for (int i = 0; i < kAhead; ++i) {
       const bool matches =
           bits[i] < kEndBits && (digit == 0 || bits[i] >> digit_shift(digit - 1) == prefix);
-      if (__any_sync(kAllLanes, matches)) add(histogram, digit, matches, bits[i]);
+      const uint32_t value[1] = {bits[i]};
+      const bool is_counted[1] = {matches};
+      add_values(histogram, digit, value, is_counted);
     }
   }
 }
