@@ -262,9 +262,9 @@ __device__ void write_rows(const Arguments& a, const Heads& list) {
   for_each_row(a, list, visit, [](int) {});
 }
 
-// No phase reads memory that another block writes in the same phase. What a slot holds is written
-// again two phases after its last reader at the earliest: the means, and the bins, by
-// compute_means; the maps by compute_scores.
+// No phase reads what another block writes in it. There is no sync between the last phase of some
+// heads and the first of the next ones: write_rows reads maps, prefixes and row_equals,
+// compute_means writes means and bins.
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     select_prefixes(const __grid_constant__ Arguments a) {
   __shared__ Shared shared;

@@ -199,7 +199,6 @@ __device__ inline void compute_means(const Arguments& a, const Heads& list) {
   }
   const int64_t num_bins = static_cast<int64_t>(list.slots) * kDigits * 2 * kMaxBins;
   for (int64_t bin = thread; bin < num_bins; bin += num_threads) a.scratch.bins[bin] = 0;
-  if (thread < list.slots) a.scratch.prefixes[thread] = {};
 }
 
 // ---- scores
@@ -306,7 +305,12 @@ __device__ inline int panel_of_tile(const Arguments& a, int64_t tile) {
   return low;
 }
 
+// Also starts the prefixes anew: only now has every block written the rows of the heads before.
 __device__ inline void compute_scores(const Arguments& a, Heads& list, Shared& shared) {
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int slot = thread; blockIdx.x == 0 && slot < list.slots; slot += kThreads) {
+    a.scratch.prefixes[slot] = {};
+  }
   const int64_t num_tiles = a.map_floats / (kTile * kTile);
   for (int64_t item = blockIdx.x; item < list.slots * num_tiles; item += gridDim.x) {
     if (threadIdx.x == 0) {

@@ -1,214 +1,19 @@
 // pooled.cc - the pooled prefix and the token budgets on CUDA against those of the CPU,
 // from the same 16-bit numbers. Scores and means of the pooled map are the CPU's bit by bit; its
 // softmax and the token masses are not, so entries near the cut may go either way: few.
-#include "select/pooled.h"
+#include "pooled_cuda.h"
 
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <vector>
 
 #include "reference/reference.h"
-#include "run.h"
-#include "select/token_budget.h"
-#include "stage.h"
 #include "structured.h"
 
 namespace crisp::test {
 namespace {
-
-void expect_ok(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
-
-// Device memory full of 0xff, with a guard behind it.
-class DeviceBytes {
- public:
-  explicit DeviceBytes(size_t size) : size_(size) {
-    expect_ok(cudaMalloc(&data_, size + kGuard));
-    expect_ok(cudaMemset(data_, 0xff, size + kGuard));
-  }
-  ~DeviceBytes() { (void)cudaFree(data_); }
-  DeviceBytes(const DeviceBytes&) = delete;
-  DeviceBytes& operator=(const DeviceBytes&) = delete;
-
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  void put(const void* from) { expect_ok(cudaMemcpy(data_, from, size_, cudaMemcpyHostToDevice)); }
-  template <class T>
-  std::vector<T> get() const {
-    std::vector<T> to(size_ / sizeof(T));
-    expect_ok(cudaMemcpy(to.data(), data_, to.size() * sizeof(T), cudaMemcpyDeviceToHost));
-    return to;
-  }
-  bool intact() const {
-    std::vector<unsigned char> guard(kGuard);
-    const auto* end = static_cast<const std::byte*>(data_) + size_;
-    expect_ok(cudaMemcpy(guard.data(), end, kGuard, cudaMemcpyDeviceToHost));
-    return std::all_of(guard.begin(), guard.end(), [](unsigned char b) { return b == 0xff; });
-  }
-  std::span<std::byte> bytes() const { return {as<std::byte>(), size_}; }
-
- private:
-  static constexpr size_t kGuard = 4096;
-  void* data_ = nullptr;
-  size_t size_;
-};
-
-int64_t extent(const ConstTensor& tensor, int64_t page_size) {
-  const int64_t heads = (tensor.num_heads - 1) * tensor.head_stride + tensor.head_dim;
-  if (page_size == 0) return (tensor.num_tokens - 1) * tensor.token_stride + heads;
-  return (tensor.num_tokens / page_size - 1) * tensor.page_stride +
-         (page_size - 1) * tensor.token_stride + heads;
-}
-
-// The inputs of a call in device memory, and all that the stages want around them.
-class DeviceCall {
- public:
-  explicit DeviceCall(const Inputs& inputs) : call_(inputs) {
-    const Attention& host = call_.attention;
-    attention = host;
-    q = copy(attention.q, 0);
-    k = copy(attention.k, host.pages.page_size);
-    if (host.pages.page_size == 0) return;
-    table = std::make_unique<DeviceBytes>(4 * host.pages.num_rows * host.pages.row_stride);
-    table->put(host.pages.block_table);
-    attention.pages.block_table = table->as<int32_t>();
-  }
-  Attention attention;
-  std::unique_ptr<DeviceBytes> q, k, table;
-
- private:
-  static std::unique_ptr<DeviceBytes> copy(ConstTensor& tensor, int64_t page_size) {
-    auto bytes = std::make_unique<DeviceBytes>(
-        static_cast<size_t>(extent(tensor, page_size) * element_bytes(tensor.dtype)));
-    bytes->put(tensor.data);
-    tensor.data = bytes->as<void>();
-    return bytes;
-  }
-  Call call_;
-};
-
-struct Result {
-  std::vector<Pattern> pattern;
-  std::vector<uint32_t> words;
-  std::vector<int64_t> num_vertical, num_slash;
-  std::vector<float> left_aligned;
-};
-
-struct Rules {
-  PooledRule pooled;
-  float gamma = 0.9f;
-  int64_t min_blocks = 2;
-};
-
-// All heads of the only segment: token budgets, then the pooled prefix.
-template <class Stages>
-size_t run_stages(const HeadBatch& batch, const ProxyMap& map, const Routes& routes,
-                  const Rules& rules, const BlockMask& mask, Run& run, Stages&& done) {
-  const TokenBudget budget =
-      count_token_budget(batch, map, routes, rules.gamma, rules.min_blocks, run);
-  select_pooled(batch, map, routes, rules.pooled, mask, run);
-  if (!run.is_counting()) done(budget);
-  return run.workspace.peak_bytes();
-}
-
-// The proxy's row_lse stays on the host for the device's run.
-Result run_cpu(const Inputs& inputs, std::vector<Pattern> pattern, const Rules& rules,
-               std::vector<float>& row_lse) {
-  const Call call(inputs);
-  const HeadBatch batch = batch_of(call.attention);
-  OwnedMask mask(call.attention, 128);
-  mask.memory().refill();
-  const Context context{.num_threads = 2};
-  Result result;
-  const Staged<int> staged(context, [&](Run& run) {
-    const ProxyMap map = compute_proxy_map(batch, {}, run);
-    run_stages(batch, map, {pattern.data(), nullptr}, rules, mask.mask, run,
-               [&](const TokenBudget& budget) {
-                 const int64_t heads = batch.num_heads;
-                 result.num_vertical.assign(budget.num_vertical, budget.num_vertical + heads);
-                 result.num_slash.assign(budget.num_slash, budget.num_slash + heads);
-                 result.left_aligned.assign(budget.left_aligned_slash,
-                                            budget.left_aligned_slash + heads * map.num_blocks);
-                 row_lse.assign(map.row_lse,
-                                map.row_lse + heads * proxy_rows(batch.segment).num_slots);
-               });
-    return 0;
-  });
-  result.pattern = std::move(pattern);
-  const auto words = mask.memory().as<uint32_t>();
-  result.words.assign(words.begin(), words.end());
-  return result;
-}
-
-// What a run on the device reads and writes; may be run again.
-struct DeviceRun {
-  DeviceRun(const Inputs& inputs, const std::vector<Pattern>& patterns,
-            const std::vector<float>& row_lse, const Rules& rules_)
-      : call(inputs), rules(rules_), pattern(patterns.size()), lse(4 * row_lse.size()) {
-    pattern.put(patterns.data());
-    lse.put(row_lse.data());
-    batch = batch_of(call.attention);
-    mask = mask_for(call.attention);
-    words = std::make_unique<DeviceBytes>(static_cast<size_t>(mask.bytes()));
-    mask.words = words->as<uint32_t>();
-    map.num_blocks = batch.segment.num_kv_blocks;
-    map.row_lse = lse.as<float>();
-    means = std::make_unique<DeviceBytes>(static_cast<size_t>(
-        4 * call.attention.k.num_heads * map.num_blocks * call.attention.k.head_dim));
-    map.key_means = means->as<float>();
-    Workspace counting = Workspace::counting();
-    Run run{context, counting};
-    enqueue(run);
-    workspace = std::make_unique<DeviceBytes>(counting.peak_bytes());
-  }
-  void enqueue(Run& run) {
-    run_stages(batch, map, {pattern.as<Pattern>(), nullptr}, rules, mask, run,
-               [&](const TokenBudget& taken) { budget = taken; });
-  }
-  void operator()(cudaStream_t stream = nullptr) {
-    context.stream = stream;
-    Workspace memory(workspace->bytes());
-    Run run{context, memory};
-    enqueue(run);
-  }
-  Result result() {
-    expect_ok(cudaDeviceSynchronize());
-    EXPECT_TRUE(workspace->intact() && words->intact() && means->intact() && pattern.intact());
-    const auto heads = static_cast<size_t>(batch.num_heads);
-    return {pattern.get<Pattern>(), words->get<uint32_t>(), array(budget.num_vertical, heads),
-            array(budget.num_slash, heads),
-            array(budget.left_aligned_slash, heads * static_cast<size_t>(map.num_blocks))};
-  }
-  template <class T>
-  static std::vector<T> array(const T* from, size_t count) {
-    std::vector<T> to(count);
-    expect_ok(cudaMemcpy(to.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost));
-    return to;
-  }
-
-  DeviceCall call;
-  Rules rules;
-  Context context{.device = Device::kCuda};
-  HeadBatch batch;
-  BlockMask mask;
-  ProxyMap map;
-  TokenBudget budget;
-  DeviceBytes pattern, lse;
-  std::unique_ptr<DeviceBytes> words, means, workspace;
-};
-
-// The same numbers as float32 in plain layout.
-Inputs for_cpu(Inputs inputs) {
-  inputs.config.dtype = DType::kFloat32;
-  inputs.config.layout = Layout::kContiguous;
-  inputs.config.page_size = 0;
-  return inputs;
-}
 
 struct Compared {
   int64_t entries = 0, differing = 0, counts = 0, counts_differing = 0;
@@ -461,6 +266,22 @@ TEST_F(PooledCuda, RunsAgainBitByBit) {
   for (int again = 0; again < 3; ++again) {
     run();
     EXPECT_TRUE(same(first, run.result(), patterns));
+  }
+}
+
+// Slots of a few heads each are worked through in turn, with the same result.
+TEST_F(PooledCuda, FewHeadsAtATime) {
+  const Inputs inputs = structured_inputs(cuda_case(1700, 2000, 6, 2, 64));
+  const auto patterns = patterns_of(6, {Pattern::kPooled, Pattern::kPooled, Pattern::kVerticalSlash,
+                                        Pattern::kPooled, Pattern::kDense, Pattern::kPooled});
+  const Rules rules{{0.9f, true}, 0.9f, 2};
+  const std::vector<float> row_lse(6 * 192, 9.0f);
+  DeviceRun at_once(inputs, patterns, row_lse, rules), run(inputs, patterns, row_lse, rules);
+  at_once();
+  const Result want = at_once.result();
+  for (const int64_t num_heads : {1, 2, 3}) {
+    run.run_with(num_heads);
+    EXPECT_TRUE(same(want, run.result(), patterns)) << num_heads << " at a time";
   }
 }
 
