@@ -152,13 +152,20 @@ __global__ void __launch_bounds__(kThreads, 1)
     wait_for_previous_kernel();
 
   Ring<kTileSlots> tiles;
-  auto next_tile = [&]() -> WorkTile {  // a warp takes its copy of the current work tile
-    wait(shared.tile_full[tiles.slot], tiles.parity);
-    const WorkTile t = shared.tile[tiles.slot];
-    __syncwarp();
-    if (lane == 0) arrive(shared.tile_empty[tiles.slot]);
+  auto next_tile = [&]() -> WorkTile {  // one lane reads the current work tile, for its warp
+    union {
+      WorkTile tile;
+      int words[sizeof(WorkTile) / sizeof(int)];
+    } copy;
+    if (lane == 0) {
+      wait(shared.tile_full[tiles.slot], tiles.parity);
+      copy.tile = shared.tile[tiles.slot];
+      arrive(shared.tile_empty[tiles.slot]);
+    }
+#pragma unroll
+    for (int& word : copy.words) word = __shfl_sync(~0u, word, 0);
     tiles.advance();
-    return t;
+    return copy.tile;
   };
 
   if (warpgroup == 0) {
