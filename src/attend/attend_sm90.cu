@@ -153,19 +153,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   Ring<kTileSlots> tiles;
   auto next_tile = [&]() -> WorkTile {  // one lane reads the current work tile, for its warp
-    union {
-      WorkTile tile;
-      int words[sizeof(WorkTile) / sizeof(int)];
-    } copy;
+    WorkTile t;
     if (lane == 0) {
       wait(shared.tile_full[tiles.slot], tiles.parity);
-      copy.tile = shared.tile[tiles.slot];
+      t = shared.tile[tiles.slot];
       arrive(shared.tile_empty[tiles.slot]);
     }
-#pragma unroll
-    for (int& word : copy.words) word = __shfl_sync(~0u, word, 0);
     tiles.advance();
-    return copy.tile;
+    return from_first_lane(t);
   };
 
   if (warpgroup == 0) {

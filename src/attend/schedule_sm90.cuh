@@ -30,6 +30,13 @@ struct WorkTile {
   int index;                 // for the redo list
 };
 
+CRISP_DEVICE WorkTile from_first_lane(const WorkTile& t) {
+  const auto of_first = [](auto x) { return __shfl_sync(~0u, x, 0); };
+  return {of_first(t.first_row),   of_first(t.head),     of_first(t.blocks),
+          of_first(t.rows_begin),  of_first(t.rows_end), of_first(t.first_keys),
+          of_first(t.on_diagonal), of_first(t.index)};
+}
+
 // ---- which key blocks does a tile visit?
 
 // word(i) holds key blocks 64 i .. 64 i + 63 of one row, clipped to what the row may see.
