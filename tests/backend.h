@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "case.h"
-#include "device_memory.h"
+#include "device.h"
 
 namespace crisp::test {
 

@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "case.h"
-#include "device_memory.h"
+#include "device.h"
 
 namespace crisp::test {
 namespace {

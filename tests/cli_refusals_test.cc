@@ -1,5 +1,6 @@
 // Bad use, bad input, and what they must leave alone.
 #include "cli.h"
+#include "core/device.h"
 
 namespace crisp {
 namespace {
@@ -13,7 +14,8 @@ TEST_F(Cli, BadUseIsRefused) {
       {{"prefill", input, "--polcy", "dense"}, "--polcy"},
       {{"prefill", input, "--policy", "sparse"}, "expected crisp|flexprefill|dense|mask"},
       {{"prefill", input, "--policy", "mask"}, "--policy mask needs --mask FILE"},
-      {{"prefill", input, "--device", "cuda"}, "no CUDA backend"},
+      {{"prefill", input, "--device", "cuda"}, kWithCuda ? "--device cuda: " : "no CUDA backend"},
+      {{"inspect", input, "--device", "cuda"}, "--device cuda: "},
       {{"prefill", input, "--device", "tpu"}, "--device 'tpu' is unknown"},
       {{"prefill", input, "--threads", "-1"}, "--threads is -1, expected 0 to 1024"},
       {{"prefill", input, "--threads", "1025"}, "--threads is 1025"},

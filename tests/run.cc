@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "core/device.h"
-#include "device_memory.h"
+#include "device.h"
 
 #ifdef CRISP_WITH_CUDA
 #include "attend/attend_cuda.h"

@@ -1,6 +1,7 @@
 // bench.cc - `crisp bench`: time per stage over lengths and policies, one JSON line per case.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -9,6 +10,7 @@
 #include "commands/bench_case.h"
 #include "commands/commands.h"
 #include "commands/common_options.h"
+#include "commands/engine_cuda.h"
 #include "commands/machine.h"
 #include "commands/policy_options.h"
 #include "commands/terminal.h"
@@ -27,10 +29,14 @@ counts the visited (query, key) pairs, 4 x head_dim FLOP each, over the time of 
 cost_ratio is attend time / (share of pairs visited x dense attend time): 1 is a perfect executor.
 A case repeats until --repeat runs or --seconds, whichever comes first.
 
+With --device cuda inputs are noise made on the device, stages are timed by its events after a warm-up
+of half a second, and a case runs 20 times, above 128k 5 times. Only dense and --densities run there.
+
 Examples:
   crisp bench                                            1k to 128k, minutes
   crisp bench --lengths 8k,16k --q-heads 8 --kv-heads 8 --dtype float32
-  crisp bench --lengths 16k --policies none --densities 0.05,0.1,0.25,0.5)";
+  crisp bench --lengths 16k --policies none --densities 0.05,0.1,0.25,0.5
+  crisp bench --device cuda --lengths 8k,128k,512k --q-heads 32 --kv-heads 8 --densities 0.1,0.3)";
 
 struct BenchOptions {
   std::string lengths = "1k,2k,4k,8k,16k,32k,64k,128k";
@@ -42,6 +48,9 @@ struct BenchOptions {
   double max_seconds = 2;
   uint64_t seed = 1;
   DeviceOptions device;
+  // Whether they were typed; else CUDA has defaults of its own.
+  const CLI::Option *policies_option = nullptr, *input_option = nullptr, *repeat_option = nullptr,
+                    *seconds_option = nullptr;
 };
 
 std::vector<std::string> split(const std::string& text) {
@@ -93,6 +102,7 @@ struct Series {
   const BenchOptions& options;
   const BenchData& data;
   std::string command;
+  std::string gpu;  // empty: the CPU
   double dense_ms = std::numeric_limits<double>::quiet_NaN(), dense_pairs = 0;
 };
 
@@ -121,27 +131,63 @@ Json line_of(const Series& series, const std::string& name, const Json& paramete
   out["cost_ratio"] = json_number(attend_ms / (pairs / series.dense_pairs * series.dense_ms));
   out["input"] = options.input;
   out["seed"] = options.seed;
-  out["device"] = "cpu";
+  const bool on_cuda = !series.gpu.empty();
+  out["device"] = on_cuda ? "cuda" : "cpu";
+  if (on_cuda) {
+    out["tflops"] = out["gflops"].get<double>() / 1e3;
+    out["gpu"] = series.gpu;
+  }
   out["cpu"] = cpu_model();
-  out["instruction_set"] = cpu_target();
-  out["threads"] = options.device.resolved_threads();
+  out["instruction_set"] = on_cuda ? Json() : Json(cpu_target());
+  out["threads"] = on_cuda ? Json() : Json(options.device.resolved_threads());
   out["version"] = version();
   out["commit"] = options.commit.empty() ? Json() : Json(options.commit);
   out["command"] = series.command;
   return out;
 }
 
+// CUDA: at least 20 runs up to 128k tokens and 5 above, whatever time they take, unless told.
+Repeats cuda_repeats(const BenchOptions& options, int64_t length, double first_ms) {
+  constexpr double kWarmUpMs = 500;
+  Repeats repeats;
+  repeats.most = options.repeat_option->count() > 0 ? options.repeats
+                 : length <= 128 * 1024             ? 20
+                                                    : 5;
+  repeats.least = options.seconds_option->count() > 0 ? 1 : repeats.most;
+  repeats.max_seconds = options.max_seconds;
+  repeats.warm_up = static_cast<int>(std::clamp(kWarmUpMs / std::max(first_ms, 0.01), 1.0, 200.0));
+  return repeats;
+}
+
+Run measure_on_cuda(const BenchOptions& options, const Attention& attention, int64_t length,
+                    const Policy& policy) {
+  // Loads the kernels and says how long a run takes.
+  Run first = make_run(attention, policy, true, /*with_out=*/false);
+  execute_on_cuda(attention, first, {.warm_up = 1});
+  Run run = make_run(attention, policy, true, /*with_out=*/false);
+  execute_on_cuda(attention, run, cuda_repeats(options, length, total_ms(first.ms)));
+  return run;
+}
+
 void run_length(const BenchOptions& options, int64_t length, const std::string& command,
-                Progress& progress) {
+                const std::string& gpu, Progress& progress) {
   BenchShape shape = options.shape;
   shape.length = length;
   progress.show(fmt::format("{} tokens: input", length));
-  const BenchData data = make_bench_data(shape, options.input, options.seed);
-  Series series{options, data, command};
+  const bool on_cuda = !gpu.empty();
+  const BenchData data = on_cuda ? make_bench_data_on_cuda(shape, options.seed)
+                                 : make_bench_data(shape, options.input, options.seed);
+  Series series{options, data, command, gpu};
   const auto measure = [&](const std::string& name, const Json& parameters, const Policy& policy) {
     progress.show(fmt::format("{} tokens: {}", length, name));
-    Run run = make_run(data.attention, policy);
-    execute(data.attention, run, options.device.num_threads, options.repeats, options.max_seconds);
+    Run run;
+    if (on_cuda) {
+      run = measure_on_cuda(options, data.attention, length, policy);
+    } else {
+      run = make_run(data.attention, policy);
+      execute(data.attention, run, options.device.num_threads, options.repeats,
+              options.max_seconds);
+    }
     if (std::holds_alternative<Dense>(policy)) {
       series.dense_ms = run.ms[kNumStages - 1];
       series.dense_pairs = visible_pairs(data.attention, run.mask);
@@ -164,8 +210,40 @@ void run_length(const BenchOptions& options, int64_t length, const std::string& 
   }
 }
 
+// What CUDA runs, and what it is given where nothing was typed.
+void settle_for_cuda(BenchOptions& options) {
+  if (options.policies_option->count() == 0) options.policies = "none";
+  if (options.input_option->count() == 0) options.input = "random";
+  if (options.input != "random")
+    throw UsageError(
+        fmt::format("--input is '{}', expected random: with --device cuda inputs are made there",
+                    options.input));
+}
+
+// The sentence of the library for whatever it would refuse later.
+void check_policies(const BenchOptions& options, const std::vector<int64_t>& lengths) {
+  std::vector<Policy> policies = {Dense{}};
+  for (const std::string& text : split(options.policies)) policies.push_back(parse_policy(text));
+  for (const int64_t length : lengths) {
+    const BenchShape& shape = options.shape;
+    Attention attention;
+    attention.q =
+        as_const(head_major(nullptr, shape.dtype, shape.num_q_heads, length, shape.head_dim));
+    attention.k = attention.v =
+        as_const(head_major(nullptr, shape.dtype, shape.num_kv_heads, length, shape.head_dim));
+    attention.softmax_scale = 1;
+    for (const Policy& policy : policies) {
+      if (const char* why =
+              why_unsupported(attention, policy, mask_for(attention), options.device.context()))
+        throw UsageError(why);
+    }
+  }
+}
+
 int run_bench(BenchOptions& options, const std::string& command) {
   options.device.check();
+  options.device.require_device();
+  if (options.device.is_cuda()) settle_for_cuda(options);
   options.shape.dtype = dtype_from(options.dtype);
   if (options.repeats < 1) {
     throw UsageError(fmt::format("--repeat is {}, expected at least 1", options.repeats));
@@ -173,10 +251,11 @@ int run_bench(BenchOptions& options, const std::string& command) {
   std::vector<int64_t> lengths;
   for (const std::string& text : split(options.lengths)) lengths.push_back(parse_length(text));
   // Everything that could be refused is refused before the first line.
-  for (const std::string& text : split(options.policies)) parse_policy(text);
   for (const std::string& text : split(options.densities)) parse_density(text);
+  check_policies(options, lengths);
+  const std::string gpu = options.device.is_cuda() ? cuda_machine().devices[0].name : "";
   Progress progress;
-  for (const int64_t length : lengths) run_length(options, length, command, progress);
+  for (const int64_t length : lengths) run_length(options, length, command, gpu, progress);
   return 0;
 }
 
@@ -187,20 +266,23 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("bench", "Time every stage; one JSON line per case");
   command->footer(kFooter);
   const auto add = [&](const char* flag, auto& value, const char* help, const char* type) {
-    command->add_option(flag, value, help)->capture_default_str()->type_name(type);
+    return command->add_option(flag, value, help)->capture_default_str()->type_name(type);
   };
   add("--lengths", options->lengths, "Tokens, comma-separated; k is 1024", "LIST");
-  add("--policies", options->policies, "crisp, flexprefill, or none; dense always runs", "LIST");
+  options->policies_option = add("--policies", options->policies,
+                                 "crisp, flexprefill, or none; dense always runs", "LIST");
   add("--densities", options->densities, "Random masks to attend over, or none; in (0, 1]", "LIST");
   add("--q-heads", options->shape.num_q_heads, "Query heads", "N");
   add("--kv-heads", options->shape.num_kv_heads, "Key and value heads; divides --q-heads", "N");
   add("--head-dim", options->shape.head_dim, "Elements per head, a multiple of 8", "N");
   add_dtype_option(*command, options->dtype);
-  add("--input", options->input, "A preset of `crisp synth`, or random (noise, any head count)",
-      "NAME");
+  options->input_option =
+      add("--input", options->input, "A preset of `crisp synth`, or random (noise, any head count)",
+          "NAME");
   add("--seed", options->seed, "Of the input and the random masks", "N");
-  add("--repeat", options->repeats, "Most runs per case", "N");
-  add("--seconds", options->max_seconds, "No further repeat of a case after this long", "S");
+  options->repeat_option = add("--repeat", options->repeats, "Most runs per case", "N");
+  options->seconds_option =
+      add("--seconds", options->max_seconds, "No further repeat of a case after this long", "S");
   add("--commit", options->commit, "Recorded in every line", "HASH");
   options->device.add_to(*command);
   command->callback([options, &exit_code] { exit_code = run_bench(*options, command_line()); });

@@ -6,8 +6,10 @@
 #include <random>
 
 #include "commands/policy_options.h"
+#include "core/device.h"
 #include "core/half.h"
 #include "core/problem.h"
+#include "core/random_fill.h"
 #include "synth/synth.h"
 
 namespace crisp::cli {
@@ -59,6 +61,24 @@ BenchData make_bench_data(const BenchShape& shape, const std::string& input, uin
   spec.seed = seed;
   synth::apply_preset(input, spec);
   synth::generate(spec, {data.q.data(), data.k.data(), data.v.data(), shape.dtype});
+  return data;
+}
+
+BenchData make_bench_data_on_cuda(const BenchShape& shape, uint64_t seed) {
+  BenchData data;
+  const auto make = [&](DeviceBuffer& buffer, int64_t heads, [[maybe_unused]] uint64_t part) {
+    const int64_t bytes = heads * shape.length * shape.head_dim * element_bytes(shape.dtype);
+    buffer = DeviceBuffer(bytes, "a random tensor");
+    const Tensor tensor =
+        head_major(buffer.data(), shape.dtype, heads, shape.length, shape.head_dim);
+    if constexpr (kWithCuda) fill_random_cuda(tensor, 3 * seed + part, nullptr);
+    return as_const(tensor);
+  };
+  data.attention.q = make(data.device_q, shape.num_q_heads, 0);
+  data.attention.k = make(data.device_k, shape.num_kv_heads, 1);
+  data.attention.v = make(data.device_v, shape.num_kv_heads, 2);
+  data.attention.softmax_scale =
+      static_cast<float>(1 / std::sqrt(static_cast<double>(shape.head_dim)));
   return data;
 }
 

@@ -7,6 +7,7 @@
 
 #include "commands/engine.h"
 #include "crisp/crisp.h"
+#include "device_memory.h"
 
 namespace crisp::cli {
 
@@ -18,9 +19,12 @@ struct BenchShape {
 // Tensors of a shape, filled by a preset of `crisp synth`, or with "random": bell-shaped noise.
 struct BenchData {
   Buffer q, k, v;
+  DeviceBuffer device_q, device_k, device_v;
   Attention attention;
 };
 BenchData make_bench_data(const BenchShape& shape, const std::string& input, uint64_t seed);
+// The noise of "random", made on the CUDA device, where it stays.
+BenchData make_bench_data_on_cuda(const BenchShape& shape, uint64_t seed);
 
 // A mask that keeps the diagonal, the sink column and, at random, about `density` of the causal
 // blocks in all. Words are written to `words`.

@@ -9,6 +9,7 @@
 #include "commands/machine.h"
 #include "commands/policy_options.h"
 #include "commands/terminal.h"
+#include "device_memory.h"
 
 namespace crisp::cli {
 
@@ -20,7 +21,9 @@ constexpr const char* kFooter = R"(
 Every case runs select_blocks and attend on small inputs and compares with the double-precision
 reference: the kept blocks must be those of the reference (a block whose mass is within 1e-4 of its
 threshold may fall either way), output and log-sum-exp must lie within the rounding-error bound of
-the arithmetic, and one thread must give the same bits as several. Exit code 1 on any difference.)";
+the arithmetic, and one thread must give the same bits as several. With --device cuda the cases are
+dense and random masks in float16 and bfloat16, and two runs must give the same bits. Exit code 1 on
+any difference.)";
 
 // Lengths that are no multiple of the block, q_len 1, chunks, several segments, pages of any size.
 std::vector<CheckCase> all_cases() {
@@ -60,6 +63,35 @@ std::vector<CheckCase> all_cases() {
   return cases;
 }
 
+// What CUDA accepts: both families of kernels, by head_dim, page size and where segments start.
+std::vector<CheckCase> cuda_cases() {
+  std::vector<CheckCase> cases;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const double density : {1.0, 0.6, 0.2}) {
+      for (const int64_t head_dim : {8, 64, 96, 128, 256}) {
+        cases.push_back({dtype, head_dim, 2, 1, {{300, 300}, {130, 1000}}, 0, Dense{}, density});
+      }
+      for (const int64_t group : {1, 3, 7, 8}) {
+        cases.push_back({dtype, 128, 2 * group, 2, {{130, 200}}, 0, Dense{}, density});
+      }
+      for (const int64_t page_size : {1, 16, 100, 128}) {
+        for (const int64_t head_dim : {64, 128}) {
+          cases.push_back({dtype,
+                           head_dim,
+                           2,
+                           1,
+                           {{1, 256}, {100, 128}, {0, 0}, {64, 320}, {9, 0}},
+                           page_size,
+                           Dense{},
+                           density});
+        }
+      }
+      cases.push_back({dtype, 128, 4, 2, {{2000, 2000}}, 0, Dense{}, density});
+    }
+  }
+  return cases;
+}
+
 Json as_json(const CheckCase& one, const CheckResult& result) {
   return {{"case", describe(one)},
           {"ok", result.ok()},
@@ -71,44 +103,57 @@ Json as_json(const CheckCase& one, const CheckResult& result) {
           {"same_bits", result.same_bits}};
 }
 
-std::string line_of(const CheckCase& one, const CheckResult& result) {
+std::string line_of(const CheckCase& one, const CheckResult& result, bool on_cuda) {
   std::string text = fmt::format("{}  {}: output error {:.1e} (bound {:.1e}), lse {:.1e} ({:.1e})",
                                  result.ok() ? "ok  " : "FAIL", describe(one), result.out_error,
                                  result.out_bound, result.lse_error, result.lse_bound);
   if (result.blocks_off > 0) text += fmt::format(", {} blocks differ", result.blocks_off);
-  if (!result.same_bits) text += ", bits depend on the thread count";
+  if (!result.same_bits)
+    text += on_cuda ? ", bits differ from run to run" : ", bits depend on the thread count";
   return text + "\n";
+}
+
+Json document(const std::string& gpu, int num_threads, size_t failed, Json results) {
+  Json out;
+  out["version"] = version();
+  out["device"] = gpu.empty() ? "cpu" : "cuda";
+  out["cpu"] = cpu_model();
+  out["instruction_set"] = gpu.empty() ? Json(cpu_target()) : Json();
+  out["gpu"] = gpu.empty() ? Json() : Json(gpu);
+  out["threads"] = gpu.empty() ? Json(num_threads) : Json();
+  out["ok"] = failed == 0;
+  out["failed"] = failed;
+  out["cases"] = std::move(results);
+  return out;
 }
 
 int run_check(const DeviceOptions& device, bool json) {
   device.check();
-  const std::vector<CheckCase> cases = all_cases();
+  device.require_device();
+  const bool on_cuda = device.is_cuda();
+  const std::string gpu = on_cuda ? cuda_machine().devices[0].name : "";
+  const std::vector<CheckCase> cases = on_cuda ? cuda_cases() : all_cases();
   const int num_threads = std::max(device.resolved_threads(), 2);
   Json results = Json::array();
   size_t failed = 0;
   Progress progress;
   for (size_t i = 0; i < cases.size(); ++i) {
     progress.show(fmt::format("case {} of {}", i + 1, cases.size()));
-    const CheckResult result = run_case(cases[i], num_threads);
+    const CheckResult result = run_case(cases[i], num_threads, on_cuda);
     failed += result.ok() ? 0u : 1u;
     if (json) {
       results.push_back(as_json(cases[i], result));
     } else {
       progress.show("");
-      fmt::print("{}", line_of(cases[i], result));
+      fmt::print("{}", line_of(cases[i], result, on_cuda));
     }
   }
   if (json) {
-    print_json({{"version", version()},
-                {"cpu", cpu_model()},
-                {"instruction_set", cpu_target()},
-                {"threads", num_threads},
-                {"ok", failed == 0},
-                {"failed", failed},
-                {"cases", results}});
+    print_json(document(gpu, num_threads, failed, std::move(results)));
   } else {
-    fmt::print("{} of {} cases agree with the reference ({}, 1 and {} threads)\n",
-               cases.size() - failed, cases.size(), cpu_target(), num_threads);
+    fmt::print("{} of {} cases agree with the reference ({})\n", cases.size() - failed,
+               cases.size(),
+               on_cuda ? gpu : fmt::format("{}, 1 and {} threads", cpu_target(), num_threads));
   }
   return failed == 0 ? 0 : 1;
 }

@@ -10,6 +10,7 @@
 #include <random>
 
 #include "commands/engine.h"
+#include "commands/engine_cuda.h"
 #include "commands/oracle.h"
 #include "commands/policy_options.h"
 #include "core/half.h"
@@ -24,6 +25,7 @@ struct CaseData {
   std::vector<std::byte> q, k, v;
   std::vector<int32_t> block_table;
   std::vector<Segment> segments;
+  std::vector<uint64_t> mask_words;
   Attention attention;
 };
 
@@ -117,6 +119,22 @@ CaseData make_data(const CheckCase& one) {
   return data;
 }
 
+// The policy to run: the case's, or a random mask, which forces nothing: rows may be empty.
+Policy policy_of(const CheckCase& one, CaseData& data) {
+  if (one.density >= 1) return one.policy;
+  BlockMask mask = mask_for(data.attention);
+  data.mask_words.assign(static_cast<size_t>(mask.bytes() / 8), 0);
+  std::mt19937_64 random(7);
+  for (uint64_t& word : data.mask_words) {
+    for (int bit = 0; bit < 64; ++bit) {
+      const bool keep = static_cast<double>(random() >> 11) * 0x1p-53 < one.density;
+      word |= static_cast<uint64_t>(keep) << bit;
+    }
+  }
+  mask.words = reinterpret_cast<uint32_t*>(data.mask_words.data());
+  return UserMask{mask};
+}
+
 double largest_norm(const reference::Matrix& rows) {
   double largest = 0;
   for (int64_t r = 0; r < rows.rows; ++r) {
@@ -130,21 +148,22 @@ double largest_norm(const reference::Matrix& rows) {
 // First-order bounds of float32 arithmetic with unit roundoff u, whatever the order of the sums.
 // |s| <= B = scale |q| |k|. A logit is a dot product of d terms, scaled, turned to base 2: its
 // error is at most (d + 4) u B. A weight adds that of exp2 (at most 4 u here); a sum of n terms
-// adds n u.
+// adds n u. Tensor cores cut sums off instead of rounding them, so that u is twice as large, and
+// take weights in the dtype of v.
 struct Bounds {
   double out, lse;
 };
-Bounds bounds_of(const reference::Head& head, DType dtype) {
-  constexpr double kUnit = 0x1p-24;
-  constexpr double kRounding[] = {0x1p-24, 0x1p-11, 0x1p-8};  // of the output's dtype
+Bounds bounds_of(const reference::Head& head, DType dtype, bool on_cuda) {
+  constexpr double kRounding[] = {0x1p-24, 0x1p-11, 0x1p-8};  // to the dtype
+  const double unit = on_cuda ? 0x1p-23 : 0x1p-24;
+  const double rounding = kRounding[static_cast<size_t>(dtype)] * (on_cuda ? 2 : 1);
   const double logit = head.softmax_scale * largest_norm(head.q) * largest_norm(head.k);
-  const double weight = kUnit * (static_cast<double>(head.k.cols + 4) * logit + 4);
-  const double sum = kUnit * static_cast<double>(head.k.rows);
+  const double weight = unit * (static_cast<double>(head.k.cols + 4) * logit + 4);
+  const double sum = unit * static_cast<double>(head.k.rows);
   double value = 0;
   for (const double v : head.v.values) value = std::max(value, std::abs(v));
   const double lse = logit + std::log(static_cast<double>(std::max<int64_t>(head.k.rows, 1)));
-  return {value * (2 * weight + 2 * sum + kRounding[static_cast<size_t>(dtype)]),
-          weight + sum + 2 * kUnit * lse};
+  return {value * (2 * weight + 2 * sum + rounding), weight + sum + 2 * unit * lse};
 }
 
 // The policy with its threshold moved by a share `shift`; negative keeps no fewer blocks.
@@ -160,13 +179,15 @@ Policy shifted(const Policy& policy, float shift) {
 }
 
 // Blocks outside [strict, lenient]: kept though even the lenient threshold drops them, or dropped
-// though even the strict one keeps them.
-int64_t blocks_off(const CheckCase& one, const reference::Head& head,
-                   const reference::BlockSet& kept) {
+// though even the strict one keeps them. A user's mask has no threshold.
+int64_t blocks_off(const Policy& policy, const reference::Head& head,
+                   const reference::BlockSet& kept, int64_t q_head, int64_t mask_row) {
   constexpr float kShift = 1e-4f;
-  if (kept.kept == reference_select(head, one.policy, 0, 0).blocks.kept) return 0;
-  const auto strict = reference_select(head, shifted(one.policy, kShift), 0, 0).blocks;
-  const auto lenient = reference_select(head, shifted(one.policy, -kShift), 0, 0).blocks;
+  const auto select = [&](const Policy& moved) {
+    return reference_select(head, moved, q_head, mask_row).blocks;
+  };
+  if (kept.kept == select(policy).kept) return 0;
+  const auto strict = select(shifted(policy, kShift)), lenient = select(shifted(policy, -kShift));
   int64_t off = 0;
   for (size_t i = 0; i < kept.kept.size(); ++i) {
     off += (kept.kept[i] && !lenient.kept[i]) || (!kept.kept[i] && strict.kept[i]) ? 1 : 0;
@@ -174,14 +195,17 @@ int64_t blocks_off(const CheckCase& one, const reference::Head& head,
   return off;
 }
 
+// |got - exact|; an infinity that is meant is no error.
+double error_of(double got, double exact) { return got == exact ? 0 : std::abs(got - exact); }
+
 void compare_head(const CheckCase& one, const Attention& attention, const Run& run,
-                  const SegmentShape& shape, int64_t q_head, CheckResult& result) {
+                  const SegmentShape& shape, int64_t q_head, bool on_cuda, CheckResult& result) {
   const Segment segment{shape.q_start, shape.q_len, shape.kv_start, shape.kv_len, shape.page_row};
   const reference::Head head = reference_head(attention, segment, q_head);
   const auto blocks = blocks_of(run.mask, head, q_head, shape.first_mask_row);
-  result.blocks_off += blocks_off(one, head, blocks);
+  result.blocks_off += blocks_off(run.policy, head, blocks, q_head, shape.first_mask_row);
   const reference::AttendResult exact = reference::attend(head, blocks);
-  const Bounds bounds = bounds_of(head, one.dtype);
+  const Bounds bounds = bounds_of(head, one.dtype, on_cuda);
   result.out_bound = std::max(result.out_bound, bounds.out);
   result.lse_bound = std::max(result.lse_bound, bounds.lse);
   const auto worst = [](double& largest, double error) {
@@ -190,14 +214,13 @@ void compare_head(const CheckCase& one, const Attention& attention, const Run& r
   for (int64_t i = 0; i < shape.q_len; ++i) {
     const int64_t token = shape.q_start + i;
     worst(result.lse_error,
-          std::abs(static_cast<double>(
-                       run.lse[static_cast<size_t>(q_head * run.out.num_tokens + token)]) -
+          error_of(static_cast<double>(
+                       run.lse[static_cast<size_t>(q_head * run.out.num_tokens + token)]),
                    exact.lse[static_cast<size_t>(i)]));
     for (int64_t dim = 0; dim < one.head_dim; ++dim) {
       const int64_t at = q_head * run.out.head_stride + token * run.out.token_stride + dim;
-      worst(result.out_error,
-            std::abs(static_cast<double>(load_float(run.out.data, one.dtype, at)) -
-                     exact.out(i, dim)));
+      worst(result.out_error, error_of(static_cast<double>(load_float(run.out.data, one.dtype, at)),
+                                       exact.out(i, dim)));
     }
   }
 }
@@ -213,7 +236,8 @@ std::string describe(const CheckCase& one) {
   for (const auto& [q_len, kv_len] : one.segments) {
     lengths += fmt::format("{}{}/{}", lengths.empty() ? "" : " ", q_len, kv_len);
   }
-  std::string policy = name(kind_of(one.policy));
+  std::string policy =
+      one.density < 1 ? fmt::format("mask of density {}", one.density) : name(kind_of(one.policy));
   if (const auto* crisp = std::get_if<Crisp>(&one.policy)) {
     if (crisp->routing == Routing::kJsDistance) policy += " js";
     policy += crisp->selection == Selection::kCoverage    ? " coverage"
@@ -227,12 +251,17 @@ std::string describe(const CheckCase& one) {
                      one.page_size > 0 ? fmt::format(", pages of {}", one.page_size) : "");
 }
 
-CheckResult run_case(const CheckCase& one, int num_threads) {
-  const CaseData data = make_data(one);
-  Run run = make_run(data.attention, one.policy);
-  execute(data.attention, run, num_threads, 1);
-  Run single = make_run(data.attention, one.policy);
-  execute(data.attention, single, 1, 1);
+CheckResult run_case(const CheckCase& one, int num_threads, bool on_cuda) {
+  CaseData data = make_data(one);
+  const Policy policy = policy_of(one, data);
+  Run run = make_run(data.attention, policy), single = make_run(data.attention, policy);
+  if (on_cuda) {
+    const DeviceInput input(data.attention);
+    for (Run* one_run : {&run, &single}) execute_on_cuda(input.attention(), *one_run, {});
+  } else {
+    execute(data.attention, run, num_threads, 1);
+    execute(data.attention, single, 1, 1);
+  }
   CheckResult result;
   result.same_bits =
       same_bytes(run.out_values.bytes(), single.out_values.bytes()) &&
@@ -244,7 +273,7 @@ CheckResult run_case(const CheckCase& one, int num_threads) {
     shape.first_mask_row = mask_row;
     mask_row += shape.num_q_blocks;
     for (int64_t head = 0; head < one.num_q_heads && segment.q_len > 0; ++head) {
-      compare_head(one, data.attention, run, shape, head, result);
+      compare_head(one, data.attention, run, shape, head, on_cuda, result);
     }
   }
   return result;

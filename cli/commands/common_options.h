@@ -17,6 +17,11 @@ struct DeviceOptions {
   void add_to(CLI::App& command);
   // Throws UsageError for a device this build does not have.
   void check() const;
+  // The same for one this machine does not have; `check` has passed.
+  void require_device() const;
+  // The same for a command that runs on the CPU alone.
+  void require_cpu(const char* command) const;
+  bool is_cuda() const { return device == "cuda"; }
   int resolved_threads() const;  // 0 as the number of cores
   Context context() const;       // without a workspace
 };

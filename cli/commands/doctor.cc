@@ -8,9 +8,9 @@
 #include "commands/common_options.h"
 #include "commands/machine.h"
 #include "commands/terminal.h"
-#include "core/device.h"
 #include "core/parallel.h"
 #include "crisp/crisp.h"
+#include "device_memory.h"
 
 namespace crisp::cli {
 
@@ -26,25 +26,24 @@ std::vector<std::string> target_names(int64_t targets) {
   return names;
 }
 
-// Asked of the library itself, on a call that nothing else could refuse.
-std::string why_not_cuda() {
-  Attention attention;
-  attention.q = {nullptr, DType::kBFloat16, 1, 1, 64, 64, 64, 0};
-  attention.k = attention.v = attention.q;
-  attention.softmax_scale = 0.125f;
-  Context context;
-  context.device = Device::kCuda;
-  const char* why = why_unsupported(attention, Dense{}, mask_for(attention), context);
-  if (why != nullptr) return why;
-#ifdef CRISP_WITH_CUDA
-  try {
-    require_cuda();
-    require_capability(current_device());
-  } catch (const std::exception& error) {
-    return error.what();
+Json describe_cuda() {
+  const CudaMachine machine = cuda_machine();
+  Json cuda;
+  cuda["name"] = "cuda";
+  cuda["available"] = machine.why_not.empty();
+  cuda["why_not"] = machine.why_not.empty() ? Json() : Json(machine.why_not);
+  cuda["driver"] = machine.driver.empty() ? Json() : Json(machine.driver);
+  cuda["runtime"] = machine.runtime.empty() ? Json() : Json(machine.runtime);
+  cuda["gpus"] = Json::array();
+  for (const CudaDevice& device : machine.devices) {
+    cuda["gpus"].push_back(
+        {{"name", device.name},
+         {"compute_capability", fmt::format("{}.{}", device.major, device.minor)},
+         {"multiprocessors", device.multiprocessors},
+         {"memory_bytes", device.memory_bytes},
+         {"free_bytes", device.free_bytes}});
   }
-#endif
-  return "";
+  return cuda;
 }
 
 Json describe() {
@@ -57,14 +56,9 @@ Json describe() {
   cpu["instruction_set"] = cpu_target();
   cpu["supported"] = target_names(hwy::SupportedTargets());
   cpu["compiled"] = target_names(HWY_TARGETS);
-  const std::string why = why_not_cuda();
-  Json cuda;
-  cuda["name"] = "cuda";
-  cuda["available"] = why.empty();
-  cuda["why_not"] = why.empty() ? Json() : Json(why);
   Json out;
   out["version"] = version();
-  out["devices"] = {cpu, cuda};
+  out["devices"] = {cpu, describe_cuda()};
   return out;
 }
 
@@ -74,6 +68,22 @@ std::string joined(const Json& names) {
   return text;
 }
 
+void print_cuda(const Json& cuda) {
+  fmt::print("cuda  {}\n",
+             cuda["available"].get<bool>() ? "available" : cuda["why_not"].get<std::string>());
+  for (const char* key : {"driver", "runtime"}) {
+    if (!cuda[key].is_null())
+      fmt::print("      {:<26} CUDA {}\n", key, cuda[key].get<std::string>());
+  }
+  constexpr double kGiB = 1 << 30;
+  for (const Json& gpu : cuda["gpus"]) {
+    fmt::print("      {:<26} compute capability {}, {} multiprocessors, {:.1f} GiB, {:.1f} free\n",
+               printable_name(gpu["name"].get<std::string>()),
+               gpu["compute_capability"].get<std::string>(), gpu["multiprocessors"].get<int>(),
+               gpu["memory_bytes"].get<double>() / kGiB, gpu["free_bytes"].get<double>() / kGiB);
+  }
+}
+
 int run_doctor(bool json) {
   const Json all = describe();
   if (json) {
@@ -81,15 +91,13 @@ int run_doctor(bool json) {
     return 0;
   }
   const Json& cpu = all["devices"][0];
-  const Json& cuda = all["devices"][1];
   fmt::print("crisp {}\n", all["version"].get<std::string>());
   fmt::print("cpu   {}\n", printable_name(cpu["model"].get<std::string>()));
   fmt::print("      cores (default threads)    {}\n", cpu["cores"].get<int>());
   fmt::print("      instruction set in use     {}\n", cpu["instruction_set"].get<std::string>());
   fmt::print("      sets of this machine       {}\n", joined(cpu["supported"]));
   fmt::print("      sets compiled in           {}\n", joined(cpu["compiled"]));
-  fmt::print("cuda  {}\n",
-             cuda["available"].get<bool>() ? "available" : cuda["why_not"].get<std::string>());
+  print_cuda(all["devices"][1]);
   fmt::print("\n`crisp check` tests this build on this machine against the reference.\n");
   return 0;
 }

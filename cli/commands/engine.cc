@@ -133,14 +133,14 @@ double selection_ms(const StageTimes& ms) {
 
 double total_ms(const StageTimes& ms) { return selection_ms(ms) + ms[kNumStages - 1]; }
 
-Run make_run(const Attention& attention, const Policy& policy, bool with_lse) {
+Run make_run(const Attention& attention, const Policy& policy, bool with_lse, bool with_out) {
   Run run;
   run.policy = policy;
   run.mask = mask_for(attention);
   run.mask_words = Buffer(run.mask.bytes(), "the block mask");
   run.mask.words = reinterpret_cast<uint32_t*>(run.mask_words.data());
   const ConstTensor& q = attention.q;
-  run.out_values = Buffer(tensor_bytes(q), "the output");
+  run.out_values = Buffer(with_out ? tensor_bytes(q) : 0, "the output");
   run.out = head_major(run.out_values.data(), q.dtype, q.num_heads, q.num_tokens, q.head_dim);
   if (with_lse) run.lse.resize(static_cast<size_t>(q.num_heads * q.num_tokens));
   run.report.resize(static_cast<size_t>(num_segments(attention) * q.num_heads));
@@ -165,6 +165,10 @@ void execute(const Attention& attention, Run& run, int num_threads, int repeats,
     run.repeats.push_back(clock.ms);
     if (std::chrono::duration<double>(Clock::now() - begin).count() > max_seconds) break;
   }
+  set_medians(run);
+}
+
+void set_medians(Run& run) {
   for (size_t stage = 0; stage < kNumStages; ++stage) {
     std::vector<double> values;
     for (const StageTimes& ms : run.repeats) values.push_back(ms[stage]);

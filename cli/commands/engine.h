@@ -79,8 +79,11 @@ struct Run {
 // Query head `head` of a call alone, with its kv head: a call of one head.
 Attention head_of(const Attention& attention, int64_t head);
 
-// Allocates mask, output, lse (if wanted) and report for the input's shape; computes nothing.
-Run make_run(const Attention& attention, const Policy& policy, bool with_lse = true);
+// Allocates mask, report, and, if wanted, lse and output for the input's shape; computes nothing.
+Run make_run(const Attention& attention, const Policy& policy, bool with_lse = true,
+             bool with_out = true);
+// Fills run.ms from run.repeats.
+void set_medians(Run& run);
 
 // Runs select_blocks and attend `repeats` times into `run`, timing each stage through
 // Context::on_stage; stops early once `max_seconds` have passed.

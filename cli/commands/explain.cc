@@ -93,7 +93,7 @@ Json explain(const ExplainOptions& options) {
                   {"head_dim", options.head_dim},
                   {"dtype", options.dtype}};
   out["policy"] = name(options.policy.kind);
-  out["threads"] = options.device.resolved_threads();
+  out["threads"] = options.device.is_cuda() ? Json() : Json(options.device.resolved_threads());
   const char* why = refusal(attention, policy, context);
   out["supported"] = why == nullptr;
   out["why_unsupported"] = why == nullptr ? Json() : Json(why);
@@ -144,22 +144,23 @@ void print_text(const Json& all) {
              all["policy"].get<std::string>());
   const Json &flop = all["flop"], &bytes = all["bytes"];
   const auto size = [&](const char* key) { return amount(bytes[key].get<double>(), "B", 1024); };
-  fmt::print(
-      "{}",
-      table({{"compute per layer", ""},
-             {"  dense attend", cost_text(flop["dense_attend"])},
-             {"  sparse attend", "density x dense attend"},
-             {"  proxy map", cost_text(flop["proxy"])},
-             {"  pooled maps, at most", cost_text(flop["pooled_map_at_most"])},
-             {"  causal blocks per head",
-              fmt::format("{}", all["causal_blocks_per_head"].get<int64_t>())},
-             {"memory", ""},
-             {"  q, k, v", size("q_k_v")},
-             {"  output", size("output")},
-             {"  block mask", size("mask")},
-             {fmt::format("  workspace, {} threads", all["threads"].get<int>()), size("workspace")},
-             {"  total", size("total")},
-             {"largest n", fmt::format("{}", all["largest_n"].get<int64_t>())}}));
+  fmt::print("{}", table({{"compute per layer", ""},
+                          {"  dense attend", cost_text(flop["dense_attend"])},
+                          {"  sparse attend", "density x dense attend"},
+                          {"  proxy map", cost_text(flop["proxy"])},
+                          {"  pooled maps, at most", cost_text(flop["pooled_map_at_most"])},
+                          {"  causal blocks per head",
+                           fmt::format("{}", all["causal_blocks_per_head"].get<int64_t>())},
+                          {"memory", ""},
+                          {"  q, k, v", size("q_k_v")},
+                          {"  output", size("output")},
+                          {"  block mask", size("mask")},
+                          {all["threads"].is_null()
+                               ? std::string("  workspace")
+                               : fmt::format("  workspace, {} threads", all["threads"].get<int>()),
+                           size("workspace")},
+                          {"  total", size("total")},
+                          {"largest n", fmt::format("{}", all["largest_n"].get<int64_t>())}}));
 }
 
 int run_explain(ExplainOptions& options) {

@@ -201,6 +201,7 @@ Json as_json(const Inspection& result) {
 
 int run_inspect(InspectOptions& options) {
   options.device.check();
+  options.device.require_cpu("inspect");
   options.policy.finish({options.policy.kind});
   const auto groups = files::group_inputs(options.files);
   if (groups.size() != 1) {

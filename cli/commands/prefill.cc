@@ -9,6 +9,7 @@
 #include "commands/commands.h"
 #include "commands/common_options.h"
 #include "commands/engine.h"
+#include "commands/engine_cuda.h"
 #include "commands/metrics.h"
 #include "commands/oracle.h"
 #include "commands/policy_options.h"
@@ -81,6 +82,8 @@ void check_outputs(const PrefillOptions& options, const std::vector<std::string>
 
 void check_options(PrefillOptions& options, size_t num_inputs) {
   options.device.check();
+  options.device.require_device();
+  if (options.by_reference) options.device.require_cpu("--reference");
   const bool wants_mask = options.policy.kind == PolicyKind::kMask;
   if (wants_mask && options.policy.mask_file.empty()) {
     throw UsageError("--policy mask needs --mask FILE");
@@ -140,6 +143,12 @@ PolicyResult run_policy_on(const PrefillOptions& options, const Attention& atten
                                 policy_name, head + 1, attention.q.num_heads, segment + 1,
                                 std::max<size_t>(attention.segments.size(), 1)));
     });
+  } else if (options.device.is_cuda()) {
+    progress.show(fmt::format("{}: {}", what, policy_name));
+    const DeviceInput input(attention);
+    // The first run loads the kernels: it is not what is asked for.
+    execute_on_cuda(input.attention(), result.run,
+                    {.warm_up = 1, .least = options.repeats, .most = options.repeats});
   } else {
     progress.show(fmt::format("{}: {}", what, policy_name));
     execute(attention, result.run, options.device.num_threads, options.repeats);
@@ -187,6 +196,7 @@ PrefillResult run_job(const PrefillOptions& options, Job& job, Progress& progres
   result.attention = attention;
   result.chunk_tokens = options.input.chunk_tokens;
   result.num_threads = options.device.resolved_threads();
+  if (options.device.is_cuda()) result.gpu = cuda_machine().devices[0].name;
   result.repeats = options.repeats;
   result.by_reference = options.by_reference;
   result.compared = options.compare;

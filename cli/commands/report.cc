@@ -37,7 +37,10 @@ std::string header_text(const PrefillResult& result) {
     text += fmt::format(", in {} chunks of {}", a.segments.size(), result.chunk_tokens);
   }
   if (result.by_reference) return text + "\ndouble-precision reference, not timed\n\n";
-  return text + fmt::format("\ncpu ({}), {} threads; {}\n\n", cpu_target(), result.num_threads,
+  const std::string where =
+      result.gpu.empty() ? fmt::format("cpu ({}), {} threads", cpu_target(), result.num_threads)
+                         : fmt::format("cuda ({})", result.gpu);
+  return text + fmt::format("\n{}; {}\n\n", where,
                             result.repeats == 1
                                 ? "ms of one run"
                                 : fmt::format("ms are medians of {} runs", result.repeats));
@@ -210,9 +213,10 @@ Json as_json(const PrefillResult& result) {
   out["block_size"] = result.policies[0].run.mask.block_size;
   out["causal_blocks"] = num_causal_blocks(a);
   out["chunk_tokens"] = result.chunk_tokens > 0 ? Json(result.chunk_tokens) : Json();
-  out["device"] = "cpu";
-  out["executor"] = result.by_reference ? "reference" : cpu_target();
-  out["threads"] = result.by_reference ? 1 : result.num_threads;
+  const bool on_cuda = !result.gpu.empty();
+  out["device"] = on_cuda ? "cuda" : "cpu";
+  out["executor"] = result.by_reference ? "reference" : on_cuda ? result.gpu : cpu_target();
+  out["threads"] = on_cuda ? Json() : Json(result.by_reference ? 1 : result.num_threads);
   out["repeat"] = result.by_reference ? 1 : result.repeats;
   out["dense_ms"] = json_number(dense_ms(result));
   out["policies"] = Json::array();

@@ -22,6 +22,7 @@ struct PrefillResult {
   Attention attention;  // shapes only: the data may be gone
   int64_t chunk_tokens = 0;
   int num_threads = 0, repeats = 1;
+  std::string gpu;  // its name; empty: the CPU
   bool by_reference = false, compared = false;
   std::vector<PolicyResult> policies;  // with --compare the first is dense
 };

@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "device_memory.h"
+#include "device.h"
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);

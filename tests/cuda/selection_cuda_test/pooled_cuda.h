@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "device.h"
+#include "device_bytes.h"
 #include "run.h"
 #include "select/pooled.h"
 #include "select/token_budget.h"

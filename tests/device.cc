@@ -1,4 +1,4 @@
-#include "device_memory.h"
+#include "device.h"
 
 #include <algorithm>
 #include <cstdlib>

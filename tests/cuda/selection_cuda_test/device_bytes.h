@@ -1,4 +1,4 @@
-// device.h - device memory for the tests: guarded, and the inputs of a call in it. Tests that
+// device_bytes.h - device memory for the tests: guarded, and the inputs of a call in it. Tests that
 // include it are built with CUDA only.
 #pragma once
 

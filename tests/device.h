@@ -1,4 +1,4 @@
-// device_memory.h - copies of a test's memory on a CUDA device, with what surrounds it, so that a
+// device.h - copies of a test's memory on a CUDA device, with what surrounds it, so that a
 // write outside shows there as it does on the host. A build without CUDA has none and never asks
 // for one.
 #pragma once

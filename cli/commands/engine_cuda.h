@@ -1,0 +1,31 @@
+// engine_cuda.h - one policy run on a CUDA device: engine.h's execute() there.
+#pragma once
+
+#include "commands/engine.h"
+#include "device_memory.h"
+
+namespace crisp::cli {
+
+// The tensors and pages of a call, copied to the device.
+class DeviceInput {
+ public:
+  explicit DeviceInput(const Attention& host);
+  const Attention& attention() const { return attention_; }
+
+ private:
+  DeviceBuffer q_, k_, v_, table_;
+  Attention attention_;
+};
+
+// How often a case is timed. After `least` runs no further one starts once max_seconds have passed.
+struct Repeats {
+  int warm_up = 0, least = 1, most = 1;
+  double max_seconds = 1e30;
+};
+
+// Runs select_blocks and attend on data of the device, timing each stage by its events. The mask
+// and the report of the last run are copied to `run`; so are output and lse where `run` has memory
+// for them. A user's mask in run.policy lies on the host.
+void execute_on_cuda(const Attention& on_device, Run& run, const Repeats& repeats);
+
+}  // namespace crisp::cli
