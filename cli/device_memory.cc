@@ -3,22 +3,12 @@
 #include <fmt/format.h>
 
 #include <stdexcept>
-#include <utility>
 
 #ifdef CRISP_WITH_CUDA
 #include <cuda_runtime_api.h>
 #endif
 
 namespace crisp::cli {
-
-DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
-}
 
 #ifdef CRISP_WITH_CUDA
 
@@ -80,17 +70,17 @@ DeviceBuffer::DeviceBuffer(int64_t bytes, const char* purpose) : size_(static_ca
     throw std::runtime_error(fmt::format("no memory on the CUDA device: {} needs {} bytes ({})",
                                          purpose, bytes, cudaGetErrorString(error)));
   }
-  data_ = static_cast<std::byte*>(data);
+  data_.reset(static_cast<std::byte*>(data));
 }
 
-DeviceBuffer::~DeviceBuffer() { (void)cudaFree(data_); }
+void DeviceBuffer::Free::operator()(std::byte* data) const { (void)cudaFree(data); }
 
 void DeviceBuffer::upload(const void* from) const {
-  check(cudaMemcpy(data_, from, size_, cudaMemcpyHostToDevice), "copying to the CUDA device");
+  check(cudaMemcpy(data(), from, size_, cudaMemcpyHostToDevice), "copying to the CUDA device");
 }
 
 void DeviceBuffer::download(void* to) const {
-  check(cudaMemcpy(to, data_, size_, cudaMemcpyDeviceToHost), "copying from the CUDA device");
+  check(cudaMemcpy(to, data(), size_, cudaMemcpyDeviceToHost), "copying from the CUDA device");
 }
 
 struct DeviceClock::Events {
@@ -147,7 +137,7 @@ CudaMachine cuda_machine() {
   return machine;
 }
 DeviceBuffer::DeviceBuffer(int64_t, const char*) { throw std::logic_error(kNone); }
-DeviceBuffer::~DeviceBuffer() = default;
+void DeviceBuffer::Free::operator()(std::byte*) const {}
 void DeviceBuffer::upload(const void*) const {}
 void DeviceBuffer::download(void*) const {}
 struct DeviceClock::Events {};

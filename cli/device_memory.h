@@ -32,19 +32,19 @@ class DeviceBuffer {
  public:
   DeviceBuffer() = default;
   DeviceBuffer(int64_t bytes, const char* purpose);
-  ~DeviceBuffer();
-  DeviceBuffer(DeviceBuffer&& other) noexcept;
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
 
-  std::byte* data() const { return data_; }
+  std::byte* data() const { return data_.get(); }
   size_t size() const { return size_; }
-  std::span<std::byte> bytes() const { return {data_, size_}; }
+  std::span<std::byte> bytes() const { return {data(), size_}; }
   // Whole contents; copies wait for the work before them.
   void upload(const void* from) const;
   void download(void* to) const;
 
  private:
-  std::byte* data_ = nullptr;
+  struct Free {
+    void operator()(std::byte* data) const;
+  };
+  std::unique_ptr<std::byte, Free> data_;
   size_t size_ = 0;
 };
 

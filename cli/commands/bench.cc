@@ -151,7 +151,7 @@ Repeats cuda_repeats(const BenchOptions& options, int64_t length, double first_m
   constexpr double kWarmUpMs = 500;
   Repeats repeats;
   repeats.most = options.repeat_option->count() > 0 ? options.repeats
-                 : length <= 128 * 1024             ? 20
+                 : length <= int64_t{128} << 10     ? 20
                                                     : 5;
   repeats.least = options.seconds_option->count() > 0 ? 1 : repeats.most;
   repeats.max_seconds = options.max_seconds;

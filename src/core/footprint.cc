@@ -43,7 +43,7 @@ void Footprint::add_bytes(const char* name, const void* data, int64_t bytes, siz
   if (bytes == 0) return;
   check_pointer(name, data, bytes, alignment);
   const auto begin = reinterpret_cast<uintptr_t>(data);
-  add({name, begin, begin + static_cast<uintptr_t>(bytes), 0, 0, written});
+  add({name, data, begin, begin + static_cast<uintptr_t>(bytes), 0, 0, written});
 }
 
 void Footprint::add_tensor(const char* name, const ConstTensor& tensor, bool written,
@@ -55,7 +55,7 @@ void Footprint::add_tensor(const char* name, const ConstTensor& tensor, bool wri
   const auto begin = reinterpret_cast<uintptr_t>(tensor.data);
   const int64_t slice = (tensor.num_heads - 1) * tensor.head_stride + tensor.head_dim;
   const bool interleavable = page_size == 0 && slice <= tensor.token_stride;
-  add({name, begin, begin + static_cast<uintptr_t>(bytes), tensor.token_stride * unit,
+  add({name, tensor.data, begin, begin + static_cast<uintptr_t>(bytes), tensor.token_stride * unit,
        interleavable ? slice * unit : 0, written});
 }
 
@@ -116,9 +116,8 @@ int Footprint::cuda_device() const {
     for (int i = 0; i < num_ranges_; ++i) {
       const Range& range = ranges_[i];
       if (range.of_host) continue;
-      const auto* data = reinterpret_cast<const void*>(range.begin);
-      const int owner = device_of(data);
-      CRISP_CHECK(owner != kHostMemory, range.name, " is at ", data,
+      const int owner = device_of(range.data);
+      CRISP_CHECK(owner != kHostMemory, range.name, " is at ", range.data,
                   ", which is host memory, must be memory of a CUDA device");
       CRISP_CHECK(first == nullptr || owner == device, range.name, " is memory of CUDA device ",
                   owner, ", must be of device ", device, ", which owns ", first->name);

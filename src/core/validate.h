@@ -67,6 +67,7 @@ class Footprint {
  private:
   struct Range {
     const char* name;
+    const void* data;
     uintptr_t begin, end;         // bytes
     int64_t token_stride, slice;  // bytes; slice 0: not a tensor of interleavable tokens
     bool written;
