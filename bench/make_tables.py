@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes docs/bench-cpu.md and docs/bench-cpu.svg from every bench/results/*.jsonl.
+"""Makes docs/bench-cpu.md and docs/bench-cpu.svg from bench/results/*.jsonl, but for gpu_*.
 
     bench/make_tables.py             writes both
     bench/make_tables.py --check     fails if what is there is not what would be written
@@ -126,6 +126,8 @@ def read_results(folder):
     kinds = {kind: [] for kind in SECTIONS}
     sources = []
     for path in sorted(folder.glob("*.jsonl")):
+        if path.name.startswith("gpu_"):  # bench/gpu_tables.py
+            continue
         origin = {}
         for at, text in enumerate(path.read_text().splitlines(), 1):
             line = json.loads(text)
