@@ -24,6 +24,7 @@ struct CudaRows {
   int32_t head_dim = 0;
   bool is_half = false;  // float16, else bfloat16
 
+#ifdef __CUDACC__
   // Null for a page id that is none: such a row reads as NaN.
   __device__ __forceinline__ const uint16_t* row(int64_t head, int64_t token) const {
     const uint16_t* base = data + head * head_stride;
@@ -46,6 +47,7 @@ struct CudaRows {
     if (!is_half) return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
     return __half22float2(*reinterpret_cast<const __half2*>(&bits));
   }
+#endif
   bool has_aligned_pairs() const {
     return reinterpret_cast<uintptr_t>(data) % 4 == 0 &&
            (token_stride | head_stride | page_stride) % 2 == 0;

@@ -111,6 +111,25 @@ CRISP_DEVICE void split_sums(float (&s)[64], const Place& at, float (&low)[2], f
   }
 }
 
+// Sums over the keys inside a structural window, of a block that it covers in part.
+CRISP_DEVICE void store_edge(const float (&s)[64], const Call& p, int head, int block,
+                             const Place& at) {
+  const Window window = window_of_block(p, block);
+  if (window.edge < 0) return;
+  float t[2] = {0.f, 0.f};
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    const int c = (i >> 2) * 8 + at.quad * 2 + (i & 1);
+    if (c < window.low_end || c >= window.high_begin) t[(i >> 1) & 1] += s[i];
+  }
+  float* edge = p.scratch.edges + (static_cast<int64_t>(head) * 2 + window.edge) * kBlock;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    t[h] = quad_sum(t[h]);
+    if (at.quad == 0) edge[at.row0 + 8 * h] = t[h];
+  }
+}
+
 template <bool kAligned>
 CRISP_DEVICE void sum_block(float (&s)[64], const Call& p, int head, int block, const Place& at,
                             Row (&rows)[2]) {
@@ -138,22 +157,7 @@ CRISP_DEVICE void sum_block(float (&s)[64], const Call& p, int head, int block, 
 #pragma unroll
   for (int i = 0; i < 64; ++i) s[i] = exp2_fast(fmaf(s[i], p.scale_log2, -shift[(i >> 1) & 1]));
 
-  const Window window = window_of_block(p, block);
-  if (window.edge >= 0) {
-    float t[2] = {0.f, 0.f};
-#pragma unroll
-    for (int i = 0; i < 64; ++i) {
-      const int c = (i >> 2) * 8 + at.quad * 2 + (i & 1);
-      if (c < window.low_end || c >= window.high_begin) t[(i >> 1) & 1] += s[i];
-    }
-    float* edge = p.scratch.edges + (static_cast<int64_t>(head) * 2 + window.edge) * kBlock;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      t[h] = quad_sum(t[h]);
-      if (at.quad == 0) edge[at.row0 + 8 * h] = t[h];
-    }
-  }
-
+  store_edge(s, p, head, block, at);
   float low[2], high[2];
   split_sums<kAligned>(s, at, low, high);
 #pragma unroll

@@ -1,14 +1,13 @@
 // pooled.cc - the pooled prefix and the token budgets on CUDA against those of the CPU,
 // from the same 16-bit numbers. Scores and means of the pooled map are the CPU's bit by bit; its
 // softmax and the token masses are not, so entries near the cut may go either way: few.
-#include "pooled_cuda.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "pooled_cuda.h"
 #include "reference/reference.h"
 #include "structured.h"
 
