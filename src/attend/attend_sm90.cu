@@ -58,23 +58,8 @@ static_assert(kSharedBytes<128> <= 232448 && kSharedBytes<64> <= 232448);
 
 enum NamedBarrier { kTurn = 1, kOtherTurn = 2, kCleared = 3 };
 
-// ---- the two products
+// ---- the second product; the first is issue_scores of sm90.cuh
 
-template <class Element, int kDim>
-CRISP_DEVICE void issue_scores(float (&s)[64], uint64_t q, uint64_t k) {  // s = Q K^T
-  using Plan = SharedMemoryPlan<kDim>;
-  wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < kDim / 16; ++i) {  // 16 columns at a time
-    const uint64_t qi = q + descriptor_step((i & 3) * 32 + (i >> 2) * Plan::kHalfQuery);
-    const uint64_t ki = k + descriptor_step((i & 3) * 32 + (i >> 2) * Plan::kHalfTile);
-    if (i == 0)
-      wgmma_shared_a<Element, false>(s, qi, ki);
-    else
-      wgmma_shared_a<Element, true>(s, qi, ki);
-  }
-  wgmma_commit();
-}
 template <class Element, int kDim>
 CRISP_DEVICE void issue_output(float (&o)[kDim / 2], const uint32_t (&p)[32], uint64_t v) {
   wgmma_fence();  // o += P V

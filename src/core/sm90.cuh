@@ -208,6 +208,24 @@ CRISP_DEVICE void wgmma_register_a(float (&d)[32], const uint32_t* a, uint64_t b
 #undef CRISP_WGMMA_SHARED_A
 #undef CRISP_WGMMA_REGISTER_A
 
+// s (64 x 128) = Q K^T of a 64-row and a 128-row tile in shared memory, each [column half][row][64]
+// with 128-byte rows, swizzled; issued and committed, not waited for.
+template <class Element, int kDim>
+CRISP_DEVICE void issue_scores(float (&s)[64], uint64_t q, uint64_t k) {
+  constexpr uint32_t kHalfQuery = 64 * 128, kHalfTile = 128 * 128;  // bytes
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kDim / 16; ++i) {  // 16 columns at a time
+    const uint64_t qi = q + descriptor_step((i & 3) * 32 + (i >> 2) * kHalfQuery);
+    const uint64_t ki = k + descriptor_step((i & 3) * 32 + (i >> 2) * kHalfTile);
+    if (i == 0)
+      wgmma_shared_a<Element, false>(s, qi, ki);
+    else
+      wgmma_shared_a<Element, true>(s, qi, ki);
+  }
+  wgmma_commit();
+}
+
 // ---- scalar helpers
 
 CRISP_DEVICE float exp2_fast(float x) {

@@ -34,22 +34,6 @@ template <int kDim>
 constexpr size_t kSharedBytes = sizeof(SharedMemoryPlan<kDim>) + 1024;
 static_assert(kSharedBytes<128> <= 232448);
 
-template <class Element, int kDim>
-CRISP_DEVICE void issue_scores(float (&s)[64], uint64_t q, uint64_t k) {
-  using Plan = SharedMemoryPlan<kDim>;
-  wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < kDim / 16; ++i) {
-    const uint64_t qi = q + descriptor_step((i & 3) * 32 + (i >> 2) * Plan::kHalfQuery);
-    const uint64_t ki = k + descriptor_step((i & 3) * 32 + (i >> 2) * Plan::kHalfTile);
-    if (i == 0)
-      wgmma_shared_a<Element, false>(s, qi, ki);
-    else
-      wgmma_shared_a<Element, true>(s, qi, ki);
-  }
-  wgmma_commit();
-}
-
 // Running over this CTA's blocks, this thread's columns.
 struct Row {
   float top, sum;
