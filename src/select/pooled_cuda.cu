@@ -18,19 +18,27 @@ using namespace pooled_map;  // NOLINT(google-build-using-namespace): the other 
 // ---- passes over the rows
 
 // Calls visit(slot, row) warp by warp and flush(slot) with the whole block after its last row of a
-// slot. A block takes a run of rows, long and short ones by turns, so that it meets few slots.
+// slot, and after kSpreadValues entries. A block takes a run of rows, long and short ones by turns,
+// so that it meets few slots.
 template <class Visit, class Flush>
 __device__ void for_each_row(const Arguments& a, const Heads& list, Visit visit, Flush flush) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int64_t groups = (a.num_rows + kWarps - 1) / kWarps, total = list.slots * groups;
   const int64_t end = total * (blockIdx.x + 1) / gridDim.x;
+  const int64_t entries = static_cast<int64_t>(kWarps) * a.num_cols;  // of an item, at most
+  int64_t unflushed = 0;
   for (int64_t item = total * blockIdx.x / gridDim.x; item < end; ++item) {
     const auto slot = static_cast<int>(item / groups);
     const int64_t at = item % groups;
     const int64_t group = at % 2 == 0 ? at / 2 : groups - 1 - at / 2;
     const auto row = static_cast<int>(group * kWarps + warp);
     if (row < a.num_rows) visit(slot, row);
-    if (item + 1 == end || (item + 1) / groups != slot) flush(slot);
+    unflushed += entries;
+    const bool is_full = unflushed + entries > kSpreadValues;
+    if (item + 1 == end || (item + 1) / groups != slot || is_full) {
+      flush(slot);
+      unflushed = 0;
+    }
   }
 }
 
@@ -101,21 +109,24 @@ __device__ void normalise(const Arguments& a, const Heads& list, Shared& shared)
     const int limit = a.limit_of(row);
     const float2 softmax = softmax_of(entries, limit);
     bool is_finite = true;
+    HeldBin held;
     for_each_quad(entries, limit, [&](int col, const float4& x) {
       const auto mass = [&](float score) { return exp2_flushed(score - softmax.x) / softmax.y; };
       const float4 y = {mass(x.x), mass(x.y), mass(x.z), mass(x.w)};
       const uint32_t bits[4] = {__float_as_uint(y.x), __float_as_uint(y.y), __float_as_uint(y.z),
                                 __float_as_uint(y.w)};
-      bool is_counted[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const bool is_inside = col + i < limit;
-        is_counted[i] = is_inside && bits[i] < kEndBits;
-        is_finite &= is_counted[i] || !is_inside;
+        if (col + i >= limit) continue;
+        if (bits[i] < kEndBits) {
+          held.add(shared.histogram, bits[i]);
+        } else {
+          is_finite = false;
+        }
       }
-      add_values(shared.histogram, 0, bits, is_counted);
       if (col < limit) *reinterpret_cast<float4*>(entries + col) = y;
     });
+    held.flush(shared.histogram);
     if (!is_finite) a.scratch.prefixes[slot].is_not_finite = 1;
   };
   for_each_row(a, list, visit, [&](int slot) { flush_histogram(a, shared.histogram, slot, 0); });
@@ -136,8 +147,7 @@ __device__ void count_digit(const Arguments& a, const Heads& list, Shared& share
       bool matches[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) matches[i] = col + i < limit && bits[i] >> above == cut;
-      if (!__any_sync(kAllLanes, matches[0] || matches[1] || matches[2] || matches[3])) return;
-      add_values(shared.histogram, digit, bits, matches);
+      add_spread_values(shared.histogram, digit, bits, matches);
     });
   };
   for_each_row(a, list, visit,

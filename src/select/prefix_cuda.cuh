@@ -18,10 +18,10 @@ inline constexpr uint32_t kAllLanes = 0xffffffffu;
 
 inline constexpr int kDigits = 3, kMaxBins = 2048;
 inline constexpr uint32_t kEndBits = 1u << 30;  // of the values in [0, 2)
-__host__ __device__ constexpr int digit_width(int digit) { return 11 - digit; }
-__host__ __device__ constexpr int digit_shift(int digit) {
-  return digit == 0 ? 19 : digit == 1 ? 9 : 0;
-}
+// The first digit is short, two bins per power of two: the many like masses of a flat map fall into
+// one or two bins, on which a warp's counts go as one. Only in the later digits do they spread.
+__host__ __device__ constexpr int digit_width(int digit) { return digit == 0 ? 8 : 11; }
+__host__ __device__ constexpr int digit_shift(int digit) { return 22 - 11 * digit; }
 
 struct Histogram {
   uint32_t count[kMaxBins];
@@ -89,6 +89,43 @@ __device__ __forceinline__ void add_values(Histogram& histogram, int digit,
   }
 }
 
+// Neighbours of a flat map share a bin or two, on which the atomics of a warp would queue: a thread
+// holds on to its values of the first digit until one of another bin comes.
+struct HeldBin {
+  uint32_t bin = 0, count = 0, low = 0;
+  static constexpr uint32_t kMost = (1u << (32 - digit_shift(0))) - 1;  // low does not overflow
+
+  __device__ __forceinline__ void add(Histogram& histogram, uint32_t bits) {
+    if (bits >> digit_shift(0) != bin || count == kMost) {
+      flush(histogram);
+      bin = bits >> digit_shift(0);
+    }
+    ++count;
+    low += bits & ((1u << digit_shift(0)) - 1);
+  }
+  __device__ __forceinline__ void flush(Histogram& histogram) {
+    if (count != 0) add_to_bin(histogram, bin, count, low);
+    count = low = 0;
+  }
+};
+
+// The same for digits after the first, whose bins neighbours rarely share: every lane for itself.
+// Sums of the lower bits do not carry, so at most kSpreadValues may be added between two clears.
+inline constexpr int64_t kSpreadValues = int64_t{1} << (32 - digit_shift(1));
+template <int kCount>
+__device__ __forceinline__ void add_spread_values(Histogram& histogram, int digit,
+                                                  const uint32_t (&bits)[kCount],
+                                                  const bool (&active)[kCount]) {
+  const int shift = digit_shift(digit);
+  const uint32_t digits = (1u << digit_width(digit)) - 1, lows = (1u << shift) - 1;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (!active[i]) continue;
+    atomicAdd(&histogram.count[bits[i] >> shift & digits], 1u);
+    if (lows != 0) atomicAdd(&histogram.low[bits[i] >> shift & digits], bits[i] & lows);
+  }
+}
+
 // Sum of `count` values that agree with `bits` down to some digit, their bits below it, zero in
 // `bits`, adding up to `low`.
 __device__ inline double sum_of_bin(uint32_t bits, uint64_t count, uint64_t low) {
@@ -128,15 +165,18 @@ template <int kThreads, class BinAt>
 __device__ Crossing find_crossing(int num_bins, BinAt bin_at, double covered, Target target,
                                   CrossingScratch<kThreads>& scratch) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
+  constexpr int kMostPerThread = kMaxBins / kThreads;
   const int per_thread = num_bins > kThreads ? num_bins / kThreads : 1;
   const int begin = thread * per_thread;
   const int end = begin < num_bins ? begin + per_thread : begin;
-  double sum = 0, bin_sum = 0;
-  uint64_t count = 0, bin_count = 0;
-  for (int at = begin; at < end; ++at) {
-    bin_at(num_bins - 1 - at, bin_count, bin_sum);
-    sum += bin_sum;
-    count += bin_count;
+  double sum = 0, bin_sum[kMostPerThread];
+  uint64_t count = 0, bin_count[kMostPerThread];
+#pragma unroll
+  for (int i = 0; i < kMostPerThread; ++i) {
+    bin_sum[i] = 0, bin_count[i] = 0;
+    if (begin + i < end) bin_at(num_bins - 1 - begin - i, bin_count[i], bin_sum[i]);
+    sum += bin_sum[i];
+    count += bin_count[i];
   }
   for (int step = 1; step < kWarp; step *= 2) {
     const double sum_before = __shfl_up_sync(kAllLanes, sum, step);
@@ -161,13 +201,13 @@ __device__ Crossing find_crossing(int num_bins, BinAt bin_at, double covered, Ta
   int mine = -1;  // the position that crosses, else the last that is not empty
   bool crosses = false;
   Crossing crossing = {0, above, 0, count_above, goal};
-  for (int at = begin; at < end && !crosses; ++at) {
-    bin_at(num_bins - 1 - at, bin_count, bin_sum);
-    if (bin_count == 0) continue;
-    mine = at;
-    crossing = {static_cast<uint32_t>(num_bins - 1 - at), above, bin_count, count_above, goal};
-    above += bin_sum;
-    count_above += bin_count;
+#pragma unroll
+  for (int i = 0; i < kMostPerThread; ++i) {
+    if (crosses || bin_count[i] == 0) continue;
+    mine = begin + i;
+    crossing = {static_cast<uint32_t>(num_bins - 1 - mine), above, bin_count[i], count_above, goal};
+    above += bin_sum[i];
+    count_above += bin_count[i];
     crosses = target.is_strict ? above > goal : above >= goal;
   }
   if (crosses) atomicMin(&scratch.first, mine);
