@@ -284,6 +284,14 @@ int crisp_workspace_size(const crisp_args* args, size_t* bytes) {
   });
 }
 
+int crisp_measured_gate(const crisp_args* args, int32_t* tokens) {
+  return guarded([&] {
+    check_result("tokens", tokens);
+    const Call call(args);
+    *tokens = measured_gate(call.policy(), call.context);
+  });
+}
+
 const char* crisp_why_unsupported(const crisp_args* args) {
   const char* reason = nullptr;
   const int status = guarded([&] {

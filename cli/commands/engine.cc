@@ -185,18 +185,29 @@ void select_only(const Attention& attention, Run& run, int num_threads) {
   select_blocks(attention, run.policy, run.mask, context, run.report);
 }
 
+namespace {
+
+ConstTensor heads_of(ConstTensor tensor, int64_t first, int64_t count) {
+  tensor.data = static_cast<const std::byte*>(tensor.data) +
+                first * tensor.head_stride * element_bytes(tensor.dtype);
+  tensor.num_heads = count;
+  return tensor;
+}
+
+}  // namespace
+
+Attention kv_heads_of(const Attention& attention, int64_t first, int64_t count) {
+  const int64_t group = group_size(attention);
+  Attention some = attention;
+  some.q = heads_of(attention.q, first * group, count * group);
+  some.k = heads_of(attention.k, first, count);
+  some.v = heads_of(attention.v, first, count);
+  return some;
+}
+
 Attention head_of(const Attention& attention, int64_t head) {
-  const auto slice = [](ConstTensor tensor, int64_t at) {
-    tensor.data = static_cast<const std::byte*>(tensor.data) +
-                  at * tensor.head_stride * element_bytes(tensor.dtype);
-    tensor.num_heads = 1;
-    return tensor;
-  };
-  Attention one = attention;
-  const int64_t kv_head = head / group_size(attention);
-  one.q = slice(attention.q, head);
-  one.k = slice(attention.k, kv_head);
-  one.v = slice(attention.v, kv_head);
+  Attention one = kv_heads_of(attention, head / group_size(attention), 1);
+  one.q = heads_of(attention.q, head, 1);
   return one;
 }
 

@@ -76,6 +76,8 @@ struct Run {
   std::vector<StageTimes> repeats;
 };
 
+// Query heads of kv heads [first, first + count) alone, with those kv heads.
+Attention kv_heads_of(const Attention& attention, int64_t first, int64_t count);
 // Query head `head` of a call alone, with its kv head: a call of one head.
 Attention head_of(const Attention& attention, int64_t head);
 

@@ -28,4 +28,11 @@ struct Repeats {
 // for them. A user's mask in run.policy lies on the host.
 void execute_on_cuda(const Attention& on_device, Run& run, const Repeats& repeats);
 
+// The same for a call on the host, whose input is copied there: all heads at once, or, where that
+// would take more than `memory_bytes` of the device (0: nine tenths of what is free), as many kv
+// heads at a time as it holds. Heads do not see each other, so the results are those of one run;
+// the times of the parts add up.
+void execute_from_host(const Attention& host, Run& run, const Repeats& repeats,
+                       int64_t memory_bytes);
+
 }  // namespace crisp::cli

@@ -46,9 +46,11 @@ void add_budget_flags(CLI::App& command, Crisp& crisp, CLI::Option*& min_budget,
   min_budget = command.add_option("--min-budget-tokens", crisp.min_budget_tokens,
                                   "Least kept per direction, in tokens, rounded up to blocks of "
                                   "128; >= 0. crisp and flexprefill");
-  dense_below = command.add_option("--dense-below-tokens", crisp.dense_below_tokens,
-                                   "Shorter inputs keep every block; tokens, >= 0. crisp and "
-                                   "flexprefill");
+  dense_below =
+      command.add_option("--dense-below-tokens", crisp.dense_below_tokens,
+                         "Shorter inputs keep every block; tokens, >= 0. crisp and "
+                         "flexprefill. On a CUDA device on which `crisp bench --gate` was "
+                         "run, the default is what it found");
 }
 
 }  // namespace
@@ -103,6 +105,7 @@ void PolicyOptions::add_to(CLI::App& command, bool with_mask) {
   add_budget_flags(command, crisp, min_budget, dense_below);
   add(min_budget, kBoth);
   add(dense_below, kBoth);
+  dense_below_ = dense_below;
   add_variants(command);
 }
 
@@ -156,11 +159,30 @@ void PolicyOptions::finish(const std::vector<PolicyKind>& used) {
   flex_prefill.dense_below_tokens = crisp.dense_below_tokens;
 }
 
-Policy PolicyOptions::policy(PolicyKind wanted) const {
-  if (wanted == PolicyKind::kCrisp) return crisp;
-  if (wanted == PolicyKind::kFlexPrefill) return flex_prefill;
+Policy PolicyOptions::policy(PolicyKind wanted, const Context& context) const {
+  const auto gated = [&](auto policy) -> Policy {
+    if (dense_below_->count() > 0) return policy;
+    const int32_t measured = measured_gate(policy, context);
+    if (measured >= 0) policy.dense_below_tokens = measured;
+    return policy;
+  };
+  if (wanted == PolicyKind::kCrisp) return gated(crisp);
+  if (wanted == PolicyKind::kFlexPrefill) return gated(flex_prefill);
   if (wanted == PolicyKind::kDense) return Dense{};
   throw std::logic_error("a user mask is made from its file");
+}
+
+const char* PolicyOptions::gate_source(PolicyKind wanted, const Context& context) const {
+  if (wanted == PolicyKind::kDense || wanted == PolicyKind::kMask) return nullptr;
+  if (dense_below_->count() > 0) return "typed";
+  const Policy policy = wanted == PolicyKind::kCrisp ? Policy(crisp) : Policy(flex_prefill);
+  return measured_gate(policy, context) >= 0 ? "measured" : "default";
+}
+
+int32_t gate_of(const Policy& policy) {
+  if (const auto* crisp = std::get_if<Crisp>(&policy)) return crisp->dense_below_tokens;
+  if (const auto* flex = std::get_if<FlexPrefill>(&policy)) return flex->dense_below_tokens;
+  return 0;
 }
 
 nlohmann::ordered_json json_number(double value) {

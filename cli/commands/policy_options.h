@@ -27,8 +27,12 @@ struct PolicyOptions {
   // After parsing: carries shared flags over, and refuses (UsageError) a flag that none of the
   // policies `used` reads, so that nothing typed is ignored in silence.
   void finish(const std::vector<PolicyKind>& used);
-  // kMask is not made here: its words come from a file.
-  Policy policy(PolicyKind wanted) const;
+  // kMask is not made here: its words come from a file. A gate that was measured on the device of
+  // `context` takes the place of the default one, but not of a typed one.
+  Policy policy(PolicyKind wanted, const Context& context = {}) const;
+  // Where the gate of such a policy comes from: "typed", "measured" or "default"; nullptr: it has
+  // none.
+  const char* gate_source(PolicyKind wanted, const Context& context) const;
 
  private:
   void add_variants(CLI::App& command);
@@ -38,8 +42,12 @@ struct PolicyOptions {
   };
   void add(CLI::Option* option, std::vector<PolicyKind> readers);
   std::vector<Flag> flags_;
+  const CLI::Option* dense_below_ = nullptr;
   bool no_pooled_budget_ = false;
 };
+
+// Tokens below which the policy keeps every block; 0 for dense and a user mask.
+int32_t gate_of(const Policy& policy);
 
 // {"alpha": 1.0, ...} of the policy; {} for Dense; {"file": mask_file} for a user mask.
 nlohmann::ordered_json parameters_json(const Policy& policy, const std::string& mask_file);

@@ -47,6 +47,7 @@ struct PrefillOptions {
   DeviceOptions device;
   InputOptions input;
   int repeats = 1;
+  int64_t device_memory_mib = 0;
   bool compare = false, by_reference = false, json = false;
   std::string out, mask_out;
 };
@@ -101,6 +102,14 @@ void check_options(PrefillOptions& options, size_t num_inputs) {
   if (options.repeats < 1) {
     throw UsageError(fmt::format("--repeat is {}, expected at least 1", options.repeats));
   }
+  constexpr int64_t kMostMib = int64_t{1} << 40;
+  if (options.device_memory_mib < 0 || options.device_memory_mib > kMostMib) {
+    throw UsageError(fmt::format("--device-memory is {}, expected 0 to {} MiB",
+                                 options.device_memory_mib, kMostMib));
+  }
+  if (options.device_memory_mib > 0 && !options.device.is_cuda()) {
+    throw UsageError("--device-memory is of a CUDA device, expected --device cuda with it");
+  }
 }
 
 // One input and the policies to run on it, all checked, nothing computed.
@@ -121,7 +130,7 @@ Job make_job(const PrefillOptions& options, const std::vector<std::string>& path
   const Context context = options.device.context();
   for (const PolicyKind kind : policies_to_run(options)) {
     job.policies.push_back(kind == PolicyKind::kMask ? Policy(UserMask{job.mask->mask})
-                                                     : options.policy.policy(kind));
+                                                     : options.policy.policy(kind, context));
     if (const char* why = why_unsupported(attention, job.policies.back(), mask, context)) {
       throw UsageError(fmt::format("{}: {}", printable_name(job.input.file.name), why));
     }
@@ -136,7 +145,9 @@ PolicyResult run_policy_on(const PrefillOptions& options, const Attention& atten
   PolicyResult result{policy_name,
                       parameters_json(policy, options.policy.mask_file),
                       make_run(attention, policy, with_lse),
-                      {}};
+                      {},
+                      gate_of(policy),
+                      options.policy.gate_source(kind_of(policy), options.device.context())};
   if (options.by_reference) {
     execute_reference(attention, result.run, [&](int64_t head, int64_t segment) {
       progress.show(fmt::format("{}: reference, {}, head {} of {}, chunk {} of {}", what,
@@ -145,10 +156,10 @@ PolicyResult run_policy_on(const PrefillOptions& options, const Attention& atten
     });
   } else if (options.device.is_cuda()) {
     progress.show(fmt::format("{}: {}", what, policy_name));
-    const DeviceInput input(attention);
     // The first run loads the kernels: it is not what is asked for.
-    execute_on_cuda(input.attention(), result.run,
-                    {.warm_up = 1, .least = options.repeats, .most = options.repeats});
+    execute_from_host(attention, result.run,
+                      {.warm_up = 1, .least = options.repeats, .most = options.repeats},
+                      options.device_memory_mib << 20);
   } else {
     progress.show(fmt::format("{}: {}", what, policy_name));
     execute(attention, result.run, options.device.num_threads, options.repeats);
@@ -251,6 +262,12 @@ void add_prefill_command(CLI::App& app, int& exit_code) {
       ->required();
   options->policy.add_to(*command, true);
   options->device.add_to(*command);
+  command
+      ->add_option("--device-memory", options->device_memory_mib,
+                   "CUDA memory to use; what does not fit runs some kv heads at a time, with the "
+                   "same results. 0: nine tenths of what is free")
+      ->capture_default_str()
+      ->type_name("MIB");
   command
       ->add_option("--chunk", options->input.chunk_tokens,
                    "Prefill in chunks of this many queries; 0: one shot")

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -77,6 +78,26 @@ std::vector<std::string> policy_row(const PrefillResult& result, const PolicyRes
   return row;
 }
 
+// Whether a segment was shorter than the policy's dense_below_tokens, so that nothing was selected.
+bool is_gated(const PrefillResult& result, const PolicyResult& policy) {
+  const std::span<const Segment> segments = result.attention.segments;
+  if (segments.empty()) return result.attention.k.num_tokens < policy.gate_tokens;
+  return std::any_of(segments.begin(), segments.end(),
+                     [&](const Segment& s) { return s.kv_len < policy.gate_tokens; });
+}
+
+std::string gates_text(const PrefillResult& result) {
+  std::string text;
+  for (const PolicyResult& policy : result.policies) {
+    if (!is_gated(result, policy)) continue;
+    text += fmt::format(
+        "{}: {} below {} tokens every block is kept (--dense-below-tokens, {}).\n", policy.name,
+        result.attention.segments.empty() ? "the input is short:" : "in some chunks:",
+        policy.gate_tokens, policy.gate_source);
+  }
+  return text.empty() ? text : "\n" + text;
+}
+
 std::string policies_text(const PrefillResult& result) {
   std::vector<std::string> head = {"policy", "heads", "density"};
   if (result.compared) {
@@ -88,7 +109,7 @@ std::string policies_text(const PrefillResult& result) {
   }
   std::vector<std::vector<std::string>> rows = {head};
   for (const PolicyResult& policy : result.policies) rows.push_back(policy_row(result, policy));
-  std::string text = table(rows);
+  std::string text = table(rows) + gates_text(result);
   if (!result.compared) return text;
   text +=
       "\nVS: Vertical-Slash. density: kept / causal blocks. coverage: attention mass kept, mean "
@@ -169,6 +190,13 @@ Json policy_json(const PrefillResult& result, const PolicyResult& policy) {
   Json out;
   out["name"] = policy.name;
   out["parameters"] = policy.parameters;
+  if (policy.gate_source != nullptr) {
+    out["gate"] = {{"tokens", policy.gate_tokens},
+                   {"source", policy.gate_source},
+                   {"used", is_gated(result, policy)}};
+  } else {
+    out["gate"] = nullptr;
+  }
   out["density"] = summary.density;
   out["coverage"] = json_number(summary.coverage);
   out["coverage_worst"] = json_number(summary.coverage_worst);

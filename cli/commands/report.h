@@ -15,6 +15,8 @@ struct PolicyResult {
   nlohmann::ordered_json parameters;
   Run run;
   std::vector<HeadMetrics> heads;
+  int32_t gate_tokens = 0;            // dense_below_tokens of the policy
+  const char* gate_source = nullptr;  // "typed", "measured" or "default"; nullptr: it has no gate
 };
 
 struct PrefillResult {

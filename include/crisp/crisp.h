@@ -183,6 +183,12 @@ CRISP_API size_t workspace_bytes(const Attention& attention, const Policy& polic
 CRISP_API const char* why_unsupported(const Attention& attention, const Policy& policy,
                                       const BlockMask& mask, const Context& context) noexcept;
 
+// What to set dense_below_tokens to where speed counts more than having the same masks on every
+// machine: the number of tokens from which a whole layer under `policy` was measured to be no
+// slower than Dense on the device of `context` (on CUDA the current one). -1: not measured there.
+// Throws DeviceError where there is no such device.
+CRISP_API int32_t measured_gate(const Policy& policy, const Context& context);
+
 // ---- Work.
 
 // Q, K -> mask. `report`, if not empty, is [num_segments, num_q_heads]. Dense and UserMask accept

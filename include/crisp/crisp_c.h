@@ -164,6 +164,9 @@ CRISP_C_API int crisp_mask_shape(const crisp_args* args, int64_t block_size, cri
 CRISP_C_API int crisp_num_causal_blocks(const crisp_args* args, int64_t block_size,
                                         int64_t* blocks);
 CRISP_C_API int crisp_workspace_size(const crisp_args* args, size_t* bytes);
+/* What dense_below_tokens was measured to be best at on args->device; -1: not measured there. Reads
+ * device and policy of args. */
+CRISP_C_API int crisp_measured_gate(const crisp_args* args, int32_t* tokens);
 /* NULL if the call would be accepted, else the reason, valid until the next call on this thread. */
 CRISP_C_API const char* crisp_why_unsupported(const crisp_args* args);
 

@@ -28,6 +28,12 @@ int current_device() {
   return device;
 }
 
+std::string device_name(int device) {
+  cudaDeviceProp properties = {};
+  CRISP_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  return properties.name;
+}
+
 void require_capability(int device) {
   int major = 0, minor = 0;
   CRISP_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));

@@ -2,6 +2,8 @@
 // in cuda.cu; a build without CUDA calls none of it.
 #pragma once
 
+#include <string>
+
 namespace crisp {
 
 #ifdef CRISP_WITH_CUDA
@@ -18,6 +20,7 @@ void require_cuda();
 // The device that owns the memory at `data`, or kHostMemory.
 int device_of(const void* data);
 int current_device();
+std::string device_name(int device);  // "NVIDIA H200"
 // Refuses a device that the kernels are not compiled for.
 void require_capability(int device);
 
