@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -29,12 +30,19 @@ inline Matrix to_matrix(const ConstTensor& tensor, int64_t head) {
   return matrix;
 }
 
+// A file of data/, or, where tests run on another machine than the one that built them, of
+// $CRISP_TEST_DATA.
+inline std::string data_file(const std::string& name) {
+  const char* moved = std::getenv("CRISP_TEST_DATA");
+  return std::string(moved != nullptr ? moved : CRISP_DATA_DIR) + "/" + name;
+}
+
 // The q, k, v of one captured layer or kv group.
 class Capture {
  public:
   // `file` is a name under data/.
   explicit Capture(const std::string& file)
-      : qkv_(files::load_qkv(std::vector<std::string>{std::string(CRISP_DATA_DIR "/") + file})) {}
+      : qkv_(files::load_qkv(std::vector<std::string>{data_file(file)})) {}
 
   int64_t num_q_heads() const { return qkv_.q.num_heads; }
 
@@ -50,7 +58,7 @@ class Capture {
 
 // data/expected.json, keyed by capture file.
 inline nlohmann::json expected_figures() {
-  std::ifstream in(CRISP_DATA_DIR "/expected.json");
+  std::ifstream in(data_file("expected.json"));
   if (!in) throw std::runtime_error("cannot open data/expected.json");
   return nlohmann::json::parse(in);
 }
