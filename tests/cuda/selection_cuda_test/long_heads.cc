@@ -50,36 +50,38 @@ Policy moved(Policy policy, double error) {
   return policy;
 }
 
-struct Judgement {
-  reference::Selection exact, fewest, most;
-};
-
 int64_t count_difference(const std::vector<bool>& a, const std::vector<bool>& b) {
   int64_t count = 0;
   for (size_t i = 0; i < a.size(); ++i) count += a[i] != b[i];
   return count;
 }
 
-void expect_within(const std::vector<bool>& got, const Judgement& judge, const std::string& where) {
-  int64_t missing = 0, extra = 0;
+struct Judgement {
+  reference::Selection exact;
+  int64_t different = 0, missing = 0, extra = 0;
+};
+
+Judgement judge(const reference::Head& head, const Policy& policy, const std::vector<bool>& got) {
+  Judgement judged{expected(head, policy)};
+  judged.different = count_difference(got, judged.exact.blocks.kept);
+  if (judged.different == 0) return judged;
+  const double error = mass_error(head);
+  const auto fewest = expected(head, moved(policy, error)).blocks.kept;
+  const auto most = expected(head, moved(policy, -error)).blocks.kept;
   for (size_t i = 0; i < got.size(); ++i) {
-    missing += judge.fewest.blocks.kept[i] && !got[i];
-    extra += got[i] && !judge.most.blocks.kept[i];
+    judged.missing += fewest[i] && !got[i];
+    judged.extra += got[i] && !most[i];
   }
-  EXPECT_EQ(missing, 0) << "blocks well above the threshold are not kept: " << where;
-  EXPECT_EQ(extra, 0) << "blocks well below the threshold are kept: " << where;
+  return judged;
 }
 
 // Heads side by side: the oracle takes seconds for one.
-std::vector<Judgement> judge(const Inputs& inputs) {
+std::vector<Judgement> judge(const Inputs& inputs, const OwnedMask& mask) {
   std::vector<std::future<Judgement>> heads;
   for (int64_t head = 0; head < inputs.q.heads; ++head) {
-    heads.push_back(std::async(std::launch::async, [&inputs, head] {
-      const reference::Head one = reference_head(inputs, inputs.segments[0], head);
-      const Policy& policy = inputs.config.policy;
-      const double error = mass_error(one);
-      return Judgement{expected(one, policy), expected(one, moved(policy, error)),
-                       expected(one, moved(policy, -error))};
+    heads.push_back(std::async(std::launch::async, [&inputs, &mask, head] {
+      const auto got = block_set(mask, mask_rows(inputs, 128)[0], head).kept;
+      return judge(reference_head(inputs, inputs.segments[0], head), inputs.config.policy, got);
     }));
   }
   std::vector<Judgement> judged;
@@ -92,8 +94,8 @@ class LongHeads : public OnBackend {
   void expect_like_reference_within_error(Inputs inputs, const std::vector<Policy>& policies) {
     for (const Policy& policy : policies) {
       inputs.config.policy = policy;
-      const std::vector<Judgement> judged = judge(inputs);
       const Selected selected = run_select(inputs);
+      const std::vector<Judgement> judged = judge(inputs, selected.mask);
       int64_t different = 0, blocks = 0;
       for (int64_t head = 0; head < inputs.q.heads; ++head) {
         const Judgement& judge = judged[static_cast<size_t>(head)];
@@ -105,10 +107,10 @@ class LongHeads : public OnBackend {
         expect_near(report.structural_mass, judge.exact.structural_mass, where.str());
         if (routes_by_distance(policy))
           expect_near(report.js_distance, judge.exact.js_distance, where.str());
-        const std::vector<bool> got =
-            block_set(selected.mask, mask_rows(inputs, 128)[0], head).kept;
-        expect_within(got, judge, where.str());
-        different += count_difference(got, judge.exact.blocks.kept);
+        EXPECT_EQ(judge.missing, 0)
+            << "blocks well above the threshold are not kept: " << where.str();
+        EXPECT_EQ(judge.extra, 0) << "blocks well below the threshold are kept: " << where.str();
+        different += judge.different;
         blocks += judge.exact.blocks.count();
       }
       std::printf("%lld of %lld kept blocks differ: %s\n", static_cast<long long>(different),
