@@ -5,7 +5,7 @@
     python3 bench/gpu_peers.py [--part I/N] [--library build/release/libcrisp.so]
 
 Needs a CUDA device and PyTorch. Ours runs through the C interface on PyTorch's tensors and stream.
-All sides of a case take turns, after a second of running them all warm, and are timed by the same
+All sides of a case take turns, after two seconds of running them all warm, and are timed by the same
 CUDA events; dense peers get the faster of the layouts [tokens, heads, dim] and [heads, tokens, dim].
 Cases whose line is already in the output are skipped, so a run that was stopped is finished by
 starting it again; --part 1/4 takes every fourth case, so that a part stays below eight minutes.
@@ -48,12 +48,12 @@ def device_state():
     return out.stdout.strip().splitlines()[0] if out.returncode == 0 else None
 
 
-def take_turns(sides, repeats, warm_seconds=1.0):
+def take_turns(sides, repeats, warm_seconds=2.0):
     """Median, minimum and maximum ms of each side; they run one after the other, round by round."""
+    start = time.time()
     for side in sides.values():
         side()
     torch.cuda.synchronize()
-    start = time.time()
     while time.time() - start < warm_seconds:
         for side in sides.values():
             side()
@@ -102,7 +102,7 @@ def faster_of(ms, name):
 
 
 def repeats_for(n):
-    return 20 if n <= 131072 else 5
+    return 20 if n <= 131072 else 5 if n <= 262144 else 3
 
 
 def run_attend(case, with_fa2):
@@ -185,7 +185,7 @@ def run_fa2(case, _):
     dense, sparse = Call(q, k, v), Call(q, k, v)
     sparse.words.copy_(pack(mask_bits("vertical-slash", 0.15, 32, blocks, 7)))
     peers = {name: side for name, side in dense_peers(q, k, v, True).items() if name.startswith("fa2")}
-    ms = take_turns({"dense": dense.attend, "sparse": sparse.attend, **peers}, 5)
+    ms = take_turns({"dense": dense.attend, "sparse": sparse.attend, **peers}, 3)
     fa2 = faster_of(ms, "fa2")
     return {"dense_ms": ms["dense"], "sparse_ms": ms["sparse"], "fa2_ms": fa2,
             "density": round(sparse.visited_blocks() / (32 * blocks * blocks / 2), 4),
@@ -288,7 +288,7 @@ def main():
         before = device_state()
         result = runners[case["case"]](case, case["n"] <= options.fa2_up_to)
         line = {"bench": "gpu_peers", "case": case["case"], "n": case["n"], "head_dim": case["head_dim"],
-                "dtype": "bfloat16", "repeats": 5 if case["case"] == "fa2" else repeats_for(case["n"]),
+                "dtype": "bfloat16", "repeats": 3 if case["case"] == "fa2" else repeats_for(case["n"]),
                 **{"q_heads": 32, "kv_heads": 8, **result}, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
                 "cudnn": torch.backends.cudnn.version(),
                 "sm_mhz_watt_celsius": [before, device_state()], "commit": options.commit,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes docs/bench-gpu.md and docs/bench-gpu.svg from bench/results/gpu_peers.jsonl.
+"""Makes docs/bench-gpu.md and docs/bench-gpu.svg from bench/results/gpu_*.json*.
 
     bench/gpu_tables.py             writes both
     bench/gpu_tables.py --check     fails if what is there is not what would be written
@@ -13,11 +13,13 @@ import sys
 from make_tables import ROOT, number, table
 
 RESULTS = ROOT / "bench/results/gpu_peers.jsonl"
+GATES = ROOT / "bench/results/gpu_gates.jsonl"
+PUBLISHED = ROOT / "bench/results/gpu_published.json"
 PAGE = ROOT / "docs/bench-gpu.md"
 
 HEAD = """# Speed on a GPU
 
-Made by `bench/gpu_tables.py` from `bench/results/gpu_peers.jsonl`; do not edit. 32 query heads, 8 kv
+Made by `bench/gpu_tables.py` from `bench/results/gpu_*`; do not edit. 32 query heads, 8 kv
 heads, bfloat16, causal. Times are medians in ms; all sides of a case took turns in one warm process.
 TFLOP/s count 4 head_dim per pair of visited blocks, half for a diagonal block. cuDNN and
 FlashAttention-2 are PyTorch's, on the faster of two layouts.
@@ -69,20 +71,92 @@ def masks_section(lines):
     return "\n".join(out)
 
 
-def layer_section(lines):
+CAPTURE_NOTE = """The same on `data/code-8k-layer07` (SmolLM2-135M, head_dim 64): its 9 query and 3 kv heads four times,
+its 8,192 tokens over and over up to the length. A key is as good as its double in every repetition, so
+mass spreads over the repetitions, and density falls less than on a prompt of that length.
+"""
+STAGES_NOTE = """Milliseconds per stage by events between them, which add a few microseconds to each; extra memory
+besides q, k and v in MiB: ours is output, mask and workspace, the peers' what PyTorch's allocator
+handed out during one call, output included.
+"""
+SM80_NOTE = """The kernels that run on compute capability 8.x, and on Hopper wherever the wgmma ones do not (head_dim
+over 128 or no multiple of 64, odd strides), forced on this card. TFLOP/s per visited block; *rate* is
+over FlashAttention-2's dense rate in the same run.
+"""
+FA2_NOTE = """Against FlashAttention-2 from 128k tokens on, three rounds each.
+"""
+GATE_NOTE = """`crisp bench --gate`: a whole layer under the policy, selection and attention, over dense attention, on the
+`llama-like` preset of `crisp synth`; 1.00 and above pays. The longest gate of a device is its default of
+`--dense-below-tokens` (`measured_gate` in `crisp.h`).
+"""
+PUBLISHED_NOTE = """**Published by others, not measured here**, on other cards and prompts, so to be read next to the tables
+above and not divided by them. ms per layer.
+"""
+
+
+def layer_section(lines, case, title, note):
     rows = []
-    for line in of_case(lines, "layer"):
+    for line in of_case(lines, case):
         for policy in line["policies"]:
             share = policy["select_ms"]["median"] / line["dense_ms"]["median"]
             ideal = 1 / (policy["density"] + share)
             rows.append([f"{line['n']:,}", policy["name"], f"{100 * policy['density']:.1f} %",
                          ms(policy["select_ms"]), ms(policy["ms"]), ms(line["dense_ms"]),
                          ms(line["cudnn_ms"]), f"{policy['over_dense']:.2f}",
-                         f"{policy['over_cudnn']:.2f}", f"{100 * policy['over_dense'] / ideal:.0f} %",
-                         f"{policy['workspace_mib']:.0f}"])
-    return "## Whole layers\n\n" + LAYER_NOTE + "\n" + table(
+                         f"{policy['over_cudnn']:.2f}", f"{100 * policy['over_dense'] / ideal:.0f} %"])
+    return f"## {title}\n\n{note}\n" + table(
         ["tokens", "policy", "density", "select", "layer", "our dense", "cuDNN", "over dense",
-         "over cuDNN", "of ideal", "workspace MiB"], rows)
+         "over cuDNN", "of ideal"], rows)
+
+
+def stages_section(lines):
+    rows = []
+    for line in of_case(lines, "layer"):
+        for policy in line["policies"]:
+            extra = policy["out_mib"] + policy["mask_mib"] + policy["workspace_mib"]
+            rows.append([f"{line['n']:,}", policy["name"]] + [number(v) for v in policy["stage_ms"].values()]
+                        + [number(policy["workspace_mib"]), number(policy["mask_mib"]), number(extra)]
+                        + [number(line["peers_mib"][name]) if name in line["peers_mib"] else "not measured"
+                           for name in ("cudnn_thd", "fa2_thd")])
+    return "## Stages and memory\n\n" + STAGES_NOTE + "\n" + table(
+        ["tokens", "policy", "proxy", "route", "select", "mask", "attend", "workspace", "mask MiB",
+         "extra MiB", "cuDNN's", "FA2's"], rows)
+
+
+def fa2_section(lines):
+    rows = [[f"{line['n']:,}", ms(line["dense_ms"]), ms(line["fa2_ms"]), f"{line['over_fa2']:.2f}",
+             f"{ms(line['sparse_ms'])} ({100 * line['density']:.1f} %)", f"{line['sparse_over_fa2']:.1f}"]
+            for line in of_case(lines, "fa2")]
+    return "## Long prompts against FlashAttention-2\n\n" + FA2_NOTE + "\n" + table(
+        ["tokens", "our dense", "FA2", "over FA2", "vertical-slash", "over FA2"], rows)
+
+
+def sm80_section(lines):
+    rows = [[str(line["head_dim"]), f"{line['n']:,}", f"{line['fa2_tflops']:.0f}"] +
+            [f"{mask['tflops']:.0f} ({mask['rate_over_fa2']:.2f})" for mask in line["masks"]]
+            for line in of_case(lines, "sm80")]
+    return "## The mma.sync kernels\n\n" + SM80_NOTE + "\n" + table(
+        ["head_dim", "tokens", "FA2 dense", "dense (rate)", "random 30 %", "random 10 %"], rows)
+
+
+def gate_section():
+    runs = [json.loads(line) for line in GATES.read_text().splitlines()]
+    lengths = [point["tokens"] for point in runs[0]["points"]]
+    rows = [[run["gpu"], str(run["shape"]["head_dim"]), run["policy"]] +
+            [f"{point['dense_ms'] / point['layer_ms']:.2f}" for point in run["points"]] +
+            [f"{run['gate_tokens']:,}"] for run in runs]
+    return "## From how many tokens on it pays\n\n" + GATE_NOTE + "\n" + table(
+        ["device", "head_dim", "policy"] + [f"{n:,}" for n in lengths] + ["gate"], rows)
+
+
+def published_section():
+    entries = json.loads(PUBLISHED.read_text())
+    lengths = sorted({int(n) for entry in entries for n in entry["ms"]})
+    rows = [[entry["system"], entry["gpu"], entry["source"]] +
+            [number(entry["ms"][str(n)] / entry["layers"]) if str(n) in entry["ms"] else "not published"
+             for n in lengths] for entry in entries]
+    return "## Published elsewhere\n\n" + PUBLISHED_NOTE + "\n" + table(
+        ["system", "card", "source"] + [f"{n:,}" for n in lengths], rows)
 
 
 def chunks_section(lines):
@@ -139,8 +213,11 @@ def main():
     lines = [json.loads(line) for line in RESULTS.read_text().splitlines()]
     image = PAGE.with_suffix(".svg")
     page = "\n".join([HEAD, dense_section(lines), f"![TFLOP/s against tokens]({image.name})\n",
-                      masks_section(lines), layer_section(lines), chunks_section(lines),
-                      sources_section(lines)])
+                      masks_section(lines),
+                      layer_section(lines, "layer", "Whole layers", LAYER_NOTE),
+                      layer_section(lines, "capture", "Whole layers on captured heads", CAPTURE_NOTE),
+                      stages_section(lines), gate_section(), chunks_section(lines), fa2_section(lines),
+                      sm80_section(lines), published_section(), sources_section(lines)])
     pages = {PAGE: page, image: plot(lines)}
     for path, text in pages.items():
         if not check:
