@@ -119,6 +119,12 @@ class LongHeads : public OnBackend {
     }
   }
 
+  // On Hopper both backends run, and differ in the proxy's kernel alone: the longest inputs, over
+  // which the oracle takes a minute, are for one of them.
+  bool is_second_backend() const {
+    return GetParam() == Backend::kCudaSm80 && compute_capability_major() == 9;
+  }
+
  private:
   static void expect_near(float got, double want, const std::string& where) {
     if (std::isnan(want)) return;
@@ -167,6 +173,7 @@ TEST_P(LongHeads, Captures) {
 
 TEST_P(LongHeads, SyntheticHeads) {
   for (const int64_t n : {8192, 32768, 131072}) {
+    if (n == 131072 && is_second_backend()) continue;
     synth::LayerSpec spec;
     spec.num_tokens = n;
     spec.num_q_heads = 8;
@@ -194,6 +201,7 @@ TEST_P(LongHeads, SyntheticHeads) {
 }
 
 TEST_P(LongHeads, AMillionTokens) {
+  if (is_second_backend()) GTEST_SKIP() << "the other backend has run it";
   Case c = on({});
   c.num_q_heads = 3;
   c.head_dim = 64;
