@@ -293,7 +293,7 @@ def main():
                 "cudnn": torch.backends.cudnn.version(),
                 "sm_mhz_watt_celsius": [before, device_state()], "commit": options.commit,
                 "date": datetime.date.today().isoformat(),
-                "command": "bench/gpu_peers.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)}
+                "command": "bench/gpu_peers.py " + " ".join(pathlib.Path(a).name for a in sys.argv[1:])}
         options.out.parent.mkdir(parents=True, exist_ok=True)
         with options.out.open("a") as file:
             file.write(json.dumps(line) + "\n")

@@ -211,6 +211,7 @@ def main():
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     lines = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    lines.sort(key=lambda line: (-line["head_dim"], line["n"]))
     image = PAGE.with_suffix(".svg")
     page = "\n".join([HEAD, dense_section(lines), f"![TFLOP/s against tokens]({image.name})\n",
                       masks_section(lines),
