@@ -12,24 +12,6 @@
 namespace crisp::reference {
 namespace {
 
-// Means over groups of `size` positions of the absolute grid, when row 0 of x sits at
-// first_position. Row g is absolute group first_position / size + g.
-Matrix group_means(const Matrix& x, int64_t first_position, int64_t size) {
-  if (x.rows == 0) return Matrix(0, x.cols);
-  const int64_t first_group = first_position / size;
-  Matrix means(ceil_div(first_position + x.rows, size) - first_group, x.cols);
-  std::vector<double> tokens(static_cast<size_t>(means.rows), 0);
-  for (int64_t t = 0; t < x.rows; ++t) {
-    const int64_t g = (first_position + t) / size - first_group;
-    ++tokens[static_cast<size_t>(g)];
-    for (int64_t c = 0; c < x.cols; ++c) means(g, c) += x(t, c);
-  }
-  for (int64_t g = 0; g < means.rows; ++g) {
-    for (int64_t c = 0; c < x.cols; ++c) means(g, c) /= tokens[static_cast<size_t>(g)];
-  }
-  return means;
-}
-
 // scale * x[row] . y[t] for t < count.
 std::vector<double> logits_of(const Matrix& x, int64_t row, const Matrix& y, int64_t count,
                               double scale) {

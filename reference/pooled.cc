@@ -5,13 +5,13 @@
 
 namespace crisp::reference {
 
-Matrix block_means(const Matrix& x, int64_t first_position) {
+Matrix group_means(const Matrix& x, int64_t first_position, int64_t size) {
   if (x.rows == 0) return Matrix(0, x.cols);
-  const int64_t first_block = first_position / kBlockSize;
-  Matrix means(ceil_div(first_position + x.rows, kBlockSize) - first_block, x.cols);
+  const int64_t first_group = first_position / size;
+  Matrix means(ceil_div(first_position + x.rows, size) - first_group, x.cols);
   std::vector<int64_t> tokens(static_cast<size_t>(means.rows), 0);
   for (int64_t t = 0; t < x.rows; ++t) {
-    const int64_t r = (first_position + t) / kBlockSize - first_block;
+    const int64_t r = (first_position + t) / size - first_group;
     ++tokens[static_cast<size_t>(r)];
     for (int64_t c = 0; c < x.cols; ++c) means(r, c) += x(t, c);
   }

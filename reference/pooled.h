@@ -7,9 +7,13 @@
 
 namespace crisp::reference {
 
-// Means over blocks of 128 of the absolute grid, when row 0 of x sits at first_position: row r of
-// the result is absolute block first_position / 128 + r. Short blocks divide by their true count.
-Matrix block_means(const Matrix& x, int64_t first_position);
+// Means over groups of `size` positions of the absolute grid, when row 0 of x sits at
+// first_position: row r of the result is absolute group first_position / size + r. Short groups
+// divide by their true count.
+Matrix group_means(const Matrix& x, int64_t first_position, int64_t size);
+inline Matrix block_means(const Matrix& x, int64_t first_position) {
+  return group_means(x, first_position, kBlockSize);
+}
 
 // Abar[i, j] = softmax over key blocks j <= i of scale * mean(Q in row block i) . mean(K in block
 // j) (FlexPrefill Alg 4, causal as in its code). One row per row block of the chunk; each sums
