@@ -1,4 +1,5 @@
-"""`python -m crisp_prefill` and `crisp-prefill`: the command line `crisp` of this package."""
+"""`python -m crisp_prefill` and `crisp-prefill`: the command line `crisp` of this package, and the
+commands `capture` and `compare`, which need transformers."""
 
 from __future__ import annotations
 
@@ -13,6 +14,10 @@ def binary() -> Path:
 
 
 def main() -> int:
+    from . import _commands
+
+    if len(sys.argv) > 1 and sys.argv[1] in _commands.NAMES:
+        return _commands.main(sys.argv[1:])
     path = binary()
     if not path.is_file():
         print(f"crisp-prefill: {path} is missing: the package was built without it", file=sys.stderr)

@@ -192,6 +192,8 @@ void add_call(nb::module_& module) {
 
 NB_MODULE(_core, module) {
   using namespace crisp::python;
+  // Policies in Python's caches outlive the interpreter's own clean-up; that is no leak.
+  nb::set_leak_warnings(false);
   nb::register_exception_translator(translate);
   add_structs(module);
   add_call(module);
