@@ -51,9 +51,7 @@ class NumpyArrays:
         return nullcontext()
 
     def layout(self, a: Any) -> tuple[int, tuple[int, ...]]:
-        address, strides = _core.array_layout(a.__array_struct__)
-        size = a.itemsize
-        return address, tuple([stride // size for stride in strides])
+        return _core.array_layout(a.__array_struct__)
 
     def pointer(self, a: Any) -> int:
         return _core.array_layout(a.__array_struct__)[0]

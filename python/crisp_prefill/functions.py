@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _core
+from . import _core, _plain
 from ._arrays import adopt, arrays_of
 from ._problem import Problem, make_problem
 from ._run import Wanted, run, set_policy
@@ -59,6 +59,11 @@ def attention(
     Returns out, or (out, lse, report) with those asked for, in this order. lse: float32 natural log,
     [batch, q_heads, q_len] or, varlen, [q_heads, tokens]. report: a Report.
     """
+    unset = key_starts is key_lengths is cu_seqlens is block_table is None
+    if unset and not (return_lse or return_report):
+        quick = _plain.attention(q, k, v, policy, scale, causal, out, workspace, num_threads)
+        if quick is not None:
+            return quick
     problem, view = make_problem(
         q, k, v, scale=scale, causal=causal, key_starts=key_starts, key_lengths=key_lengths,
         cu_seqlens=cu_seqlens, block_table=block_table, out=out,

@@ -9,7 +9,9 @@
 
 #include <cstddef>
 #include <exception>
+#include <optional>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "call.h"
@@ -64,7 +66,7 @@ crisp_policy default_policy(int32_t kind) {
 }
 
 // numpy's __array_struct__, an interface that is documented as fixed: where an array lies, at a
-// tenth of the price of __array_interface__. Strides in bytes.
+// tenth of the price of __array_interface__.
 struct ArrayStruct {
   int two, nd;
   char typekind;
@@ -73,14 +75,64 @@ struct ArrayStruct {
   void* data;
 };
 
-std::pair<uintptr_t, nb::tuple> array_layout(const nb::capsule& capsule) {
+constexpr int kWriteable = 0x400;  // of ArrayStruct::flags
+
+const ArrayStruct& array_struct(const nb::capsule& capsule) {
   const auto* array = static_cast<const ArrayStruct*>(capsule.data());
   if (array == nullptr || array->two != 2) {
     throw std::invalid_argument("the capsule is no __array_struct__, expected one");
   }
+  return *array;
+}
+
+// One sequence [1, tokens, heads, head_dim] with dense head_dim, else nothing.
+std::optional<crisp_tensor> one_sequence(const nb::capsule& capsule, int32_t dtype) {
+  const ArrayStruct& array = array_struct(capsule);
+  const intptr_t size = array.itemsize;
+  if (array.nd != 4 || array.shape[0] != 1) return std::nullopt;
+  if (array.shape[1] == 0) {  // numpy gives arrays without elements strides of 0
+    return make_tensor(reinterpret_cast<uintptr_t>(array.data), dtype, 0, array.shape[2],
+                       array.shape[3], array.shape[2] * array.shape[3], array.shape[3], 0);
+  }
+  if (array.strides[3] != size) return std::nullopt;
+  if (array.strides[1] % size != 0 || array.strides[2] % size != 0) return std::nullopt;
+  return make_tensor(reinterpret_cast<uintptr_t>(array.data), dtype, array.shape[1], array.shape[2],
+                     array.shape[3], array.strides[1] / size, array.strides[2] / size, 0);
+}
+
+bool same_shape(const crisp_tensor& a, const crisp_tensor& b) {
+  return a.num_tokens == b.num_tokens && a.num_heads == b.num_heads && a.head_dim == b.head_dim;
+}
+
+// The common call in one step: numpy arrays of one dtype, one sequence, keys at least as many as
+// queries. False, and nothing set, for every other: the Python side then says what is wrong, or how
+// to go about it.
+bool set_arrays(Call& call, const nb::capsule& q, const nb::capsule& k, const nb::capsule& v,
+                const nb::capsule& out, int32_t dtype) {
+  const auto to_q = one_sequence(q, dtype), to_k = one_sequence(k, dtype);
+  const auto to_v = one_sequence(v, dtype), to_out = one_sequence(out, dtype);
+  if (!to_q || !to_k || !to_v || !to_out || !same_shape(*to_k, *to_v)) return false;
+  if (!same_shape(*to_q, *to_out) || (array_struct(out).flags & kWriteable) == 0) return false;
+  if (to_q->num_tokens > to_k->num_tokens) return false;
+  call.args.q = *to_q;
+  call.args.k = *to_k;
+  call.args.v = *to_v;
+  call.args.out = *to_out;
+  return true;
+}
+
+std::pair<uintptr_t, nb::tuple> array_layout(const nb::capsule& capsule) {
+  const ArrayStruct& array = array_struct(capsule);
   nb::list strides;
-  for (int i = 0; i < array->nd; ++i) strides.append(array->strides[i]);
-  return {reinterpret_cast<uintptr_t>(array->data), nb::tuple(strides)};
+  for (int i = 0; i < array.nd; ++i) {
+    if (array.itemsize == 0 || array.strides[i] % array.itemsize != 0) {
+      throw Refused{"an array has a stride of " + std::to_string(array.strides[i]) +
+                    " bytes, expected a multiple of its elements' " +
+                    std::to_string(array.itemsize)};
+    }
+    strides.append(array.strides[i] / array.itemsize);
+  }
+  return {reinterpret_cast<uintptr_t>(array.data), nb::tuple(strides)};
 }
 
 void translate(const std::exception_ptr& pointer, void*) {
@@ -169,6 +221,8 @@ void add_call(nb::module_& module) {
           "data"_a)
       .def(
           "set_mask", [](Call& call, const crisp_mask& mask) { call.args.mask = mask; }, "mask"_a)
+      .def("set_arrays", &set_arrays, "q"_a, "k"_a, "v"_a, "out"_a, "dtype"_a,
+           "From __array_struct__ of numpy arrays of one dtype; False if it is not the plain case")
       .def("set_segments", &Call::set_segments, "segments"_a,
            "(q_start, q_len, kv_start, kv_len, page_row) each")
       .def("set_pages", &Call::set_pages, "block_table"_a, "num_rows"_a, "row_stride"_a,
@@ -201,7 +255,7 @@ NB_MODULE(_core, module) {
   module.def("merge_states", &merge_states, "out_a"_a, "lse_a"_a, "out_b"_a, "lse_b"_a, "out"_a,
              "lse"_a, "device"_a, "stream"_a, "num_threads"_a,
              nb::call_guard<nb::gil_scoped_release>());
-  module.def("array_layout", &array_layout, "array_struct"_a, "-> (address, strides in bytes)");
+  module.def("array_layout", &array_layout, "array_struct"_a, "-> (address, strides in elements)");
   module.def("version", [] { return std::string(crisp_version()); });
   module.def("cpu_target", [] { return std::string(crisp_cpu_target()); });
   module.def(

