@@ -22,6 +22,8 @@ def main() -> int:
     if not path.is_file():
         print(f"crisp-prefill: {path} is missing: the package was built without it", file=sys.stderr)
         return 1
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        print(f"Also: {' and '.join(_commands.NAMES)}, on a model of transformers (COMMAND --help).\n")
     sys.stdout.flush()
     os.execv(path, ["crisp", *sys.argv[1:]])
 

@@ -34,6 +34,8 @@ def test_one_binary_for_every_python():
 
 def test_command_line():
     assert run("--version").stdout == f"crisp {crisp.__version__}\n"
+    done = run("--help")
+    assert done.returncode == 0 and "prefill" in done.stdout and "capture and compare" in done.stdout
     done = run("prefill", "missing.safetensors")
     assert done.returncode == 2 and "missing.safetensors" in done.stderr
     script = Path(sys.prefix) / "bin" / "crisp-prefill"

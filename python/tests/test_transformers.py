@@ -104,6 +104,17 @@ def test_sparse_is_reported_per_layer_and_head():
     assert document["rows"] == rows and document["num_sparse"] == 3 and not document["fallbacks"]
 
 
+def test_a_users_mask():
+    model, ids = make("Llama"), tokens(1, 400)
+    bits = torch.rand(4, 4, 4, generator=torch.Generator().manual_seed(0)) < 0.5
+    bits[:, range(4), range(4)] = True
+    mask = crisp.BlockMask.from_dense(bits, q_len=400, kv_len=400)
+    with crisp.use(model, crisp.UserMask(mask)), crisp.record() as seen, torch.no_grad():
+        model(ids)
+    assert {row["pattern"] for row in seen.rows()} == {"mask"}
+    assert seen.density == pytest.approx(mask.density(), abs=0) and seen.density < 1
+
+
 def generate(model, ids, mask=None, **how):
     with torch.no_grad():
         return model.generate(
