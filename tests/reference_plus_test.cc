@@ -75,7 +75,7 @@ TEST(FinePooledMap, ShortGroupsHaveTheMeanOfWhatTheyHold) {
 }
 
 TEST(CrispPlus, ChunksChooseAsOneShotDoes) {
-  for (const uint64_t seed : {1, 2, 3}) {
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
     const Head head = random_head(1333, 1333, 8, seed);
     const CrispPlusSelection whole = select_crisp_plus(head, ungated());
     for (int64_t begin = 0; begin < 1333; begin += 384) {
